@@ -1,0 +1,533 @@
+"""A model and an example to a ``Graph``, by way of ``torch.export``.
+
+The example's tensors are flattened so that inputs are positional, dims named on ``input`` lines become
+symbols, and training-time behaviour is captured (dropout stays in the program with a live flag).
+``export`` gives the program, the module of every op and what every module returned; ``normalize``
+makes it functional and minimal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch.utils import _pytree as pytree
+
+from placement.graph import normalize
+from placement.graph.ir import Call, Graph, Input, ModuleInfo, Node, Output, Parameter, Size, Symbol, Value
+from placement.lang.diagnostics import Diagnostic, PlacementError
+
+_ROOT = "program"  # the attribute that holds the model while it is exported
+_SMALLEST = 2  # export fixes dims of size 0 and 1, so named dims are captured at two or more
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """The example's tensors by name, and how to call the model with such tensors."""
+
+    names: tuple[str, ...]
+    tensors: tuple[torch.Tensor, ...]
+    constants: Mapping[str, Any]
+    spec: pytree.TreeSpec
+    leaves: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, model: torch.nn.Module, example: Mapping[str, Any] | Sequence[Any]) -> Example:
+        """From keyword arguments (a mapping) or positional arguments (a sequence).
+
+        Raises PlacementError (PLC404) where ``model.forward`` does not take such arguments.
+        """
+        args, kwargs = ((), dict(example)) if isinstance(example, Mapping) else (tuple(example), {})
+        if args:
+            args, kwargs = _by_name(model, args)
+        paths, spec = pytree.tree_flatten_with_path((args, kwargs))
+        names, tensors, constants = [], [], {}
+        for path, leaf in paths:
+            name = ".".join(_key(k) for k in path[1:])
+            if isinstance(leaf, torch.Tensor):
+                names.append(name)
+                tensors.append(leaf)
+            else:
+                constants[name] = leaf
+        return cls(tuple(names), tuple(tensors), constants, spec, tuple(leaf for _, leaf in paths))
+
+    def call(self, model: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Any:
+        """``model`` called as in the example, with ``tensors`` in place of the example's."""
+        rest = iter(tensors)
+        leaves = [next(rest) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
+        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        return model(*args, **kwargs)
+
+
+def _by_name(model: torch.nn.Module, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional arguments under the names that ``forward`` gives them; ``*args`` stay positional."""
+    signature = inspect.signature(model.forward)
+    try:
+        bound = signature.bind(*args)
+    except TypeError as error:
+        raise PlacementError([Diagnostic("PLC404", f"the example does not fit the model's forward: {error}")]) from error
+    kinds = {signature.parameters[name].kind for name in bound.arguments}
+    if kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD}:
+        return (), dict(bound.arguments)
+    return args, {}
+
+
+def _key(key: Any) -> str:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
+
+
+@dataclass(slots=True)
+class _Returned:
+    """What the model returned while it was captured: (name, leaf) pairs and their structure."""
+
+    leaves: tuple[tuple[str, Any], ...] = ()
+    spec: Any = None
+
+
+class _Root(torch.nn.Module):
+    """Calls the model with flat tensors and notes the structure of what it returned.
+
+    The note is an object of its own: export undoes assignments to a module's attributes.
+    """
+
+    def __init__(self, model: torch.nn.Module, example: Example) -> None:
+        super().__init__()
+        self.program = model
+        self._example = example
+        self.returned = _Returned()
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        output = self._example.call(self.program, tensors)
+        paths, spec = pytree.tree_flatten_with_path(output)
+        self.returned.spec = spec
+        self.returned.leaves = tuple((".".join(map(_key, path)) or "output", leaf) for path, leaf in paths)
+        return tuple(leaf for _, leaf in paths if isinstance(leaf, torch.Tensor))
+
+
+def capture(
+    model: torch.nn.Module, example: Mapping[str, Any] | Sequence[Any], dims: Mapping[str, Sequence[str]] | None = None
+) -> Graph:
+    """The global program of ``model`` called with ``example``.
+
+    ``dims`` names the dims of inputs; named dims are dynamic unless the model itself fixes them.
+    Raises PlacementError (PLC401, PLC404, PLC407) where the model or the example cannot be captured.
+    The model is left as it was.
+    """
+    flat = Example.of(model, example)
+    names = dict(dims or {})
+    _check_dims(flat, names)
+    root = _Root(model, flat)
+    sizes = _capture_sizes(flat, names)
+    tensors = tuple(_resized(t, names.get(n, ()), sizes) for n, t in zip(flat.names, flat.tensors, strict=True))
+    with _as_in_training(model):
+        program = _export(root, tensors, flat, names)
+    return _Reader(program, root, model, flat, names, sizes).graph()
+
+
+def _check_dims(example: Example, names: Mapping[str, Sequence[str]]) -> None:
+    problems = []
+    for name, dims in names.items():
+        if name not in example.names:
+            continue  # the binder reports unknown inputs, with the span of the line
+        rank = example.tensors[example.names.index(name)].dim()
+        if len(dims) != rank:
+            text = f"input '{name}' has {rank} dims, not the {len(dims)} of [{', '.join(dims)}]"
+            problems.append(Diagnostic("PLC107", text))
+    sizes: dict[str, tuple[int, str]] = {}
+    for name, tensor in zip(example.names, example.tensors, strict=True):
+        for dim, size in zip(names.get(name, ()), tensor.shape, strict=False):
+            if sizes.setdefault(dim, (size, name))[0] != size:
+                other = sizes[dim]
+                problems.append(Diagnostic("PLC108", f"dim '{dim}' is {other[0]} in '{other[1]}' and {size} in '{name}'"))
+    if problems:
+        raise PlacementError(problems)
+
+
+def _capture_sizes(example: Example, names: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """The size at which each named dim is captured: the example's, at least two."""
+    sizes: dict[str, int] = {}
+    for name, tensor in zip(example.names, example.tensors, strict=True):
+        for dim, size in zip(names.get(name, ()), tensor.shape, strict=False):
+            sizes[dim] = max(size, _SMALLEST)
+    return sizes
+
+
+def _resized(tensor: torch.Tensor, dims: Sequence[str], sizes: Mapping[str, int]) -> torch.Tensor:
+    """A distinct tensor (export merges inputs that are one object) at the size of capture."""
+    result = tensor.detach()
+    for index, dim in enumerate(dims):
+        if result.shape[index] != sizes[dim]:
+            result = torch.cat([result] * sizes[dim], index).narrow(index, 0, sizes[dim])
+    result = result.clone()
+    return result.requires_grad_(tensor.requires_grad) if tensor.requires_grad else result
+
+
+@contextlib.contextmanager
+def _as_in_training(model: torch.nn.Module) -> Iterator[None]:
+    """Training mode, and no cache of past keys: what a training step runs."""
+    flags = [(module, module.training) for module in model.modules()]
+    config = getattr(model, "config", None)
+    cache = getattr(config, "use_cache", None)
+    model.train()
+    if cache:
+        config.use_cache = False  # type: ignore[union-attr]
+    try:
+        yield
+    finally:
+        for module, flag in flags:
+            module.training = flag
+        if cache:
+            config.use_cache = cache  # type: ignore[union-attr]
+
+
+def _export(
+    root: _Root, tensors: Sequence[torch.Tensor], example: Example, names: Mapping[str, Sequence[str]]
+) -> torch.export.ExportedProgram:
+    auto = torch.export.Dim.AUTO
+    dynamic = tuple({i: auto for i in range(len(names.get(n, ())))} for n in example.names)
+    modules = tuple(path for path, _ in root.named_modules() if path)
+    failure: Exception | None = None
+    for preserved in (modules, ()):  # what modules returned is worth a second try, not a failure
+        try:
+            with warnings.catch_warnings(), torch.enable_grad():
+                warnings.simplefilter("ignore")
+                return torch.export.export(
+                    root, tuple(tensors), dynamic_shapes=(dynamic,), strict=False, preserve_module_call_signature=preserved
+                )
+        except TypeError as error:
+            failure = error
+            break
+        except Exception as error:  # noqa: BLE001 - whatever the model or export raises becomes the diagnostic
+            failure = failure or error
+    text = str(failure).strip().splitlines()
+    raise PlacementError(
+        [
+            Diagnostic(
+                "PLC401",
+                f"the model could not be captured: {type(failure).__name__}: {text[0] if text else ''}",
+                hint="torch.export.export(model, args, strict=False) must accept the model and the example",
+                notes=tuple(text[1:12]),
+                model_line=_raised_at(failure),
+            )
+        ]
+    ) from failure
+
+
+def _raised_at(error: BaseException | None) -> str | None:
+    """The innermost line of the model's own code in a traceback."""
+    place = None
+    trace = error.__traceback__ if error else None
+    while trace:
+        name = trace.tb_frame.f_code.co_filename
+        if not _is_library(name):
+            place = f"{name}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return place
+
+
+def _is_library(filename: str) -> bool:
+    return "/torch/" in filename or "/placement/" in filename or filename.startswith("<")
+
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def _source_line(node: torch.fx.Node) -> str:
+    """The innermost line of the model's own code that made the node."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    for filename, line in reversed(frames):
+        if not _is_library(filename):
+            return f"{filename}:{line}"
+    return ""
+
+
+class _Reader:
+    """Reads an exported program into a Graph."""
+
+    def __init__(
+        self,
+        program: torch.export.ExportedProgram,
+        root: _Root,
+        model: torch.nn.Module,
+        example: Example,
+        names: Mapping[str, Sequence[str]],
+        sizes: Mapping[str, int],
+    ) -> None:
+        self.program, self.root, self.model, self.example = program, root, model, example
+        self.names, self.sizes = names, sizes
+        self.values: dict[str, Value | tuple[Value | None, ...]] = {}
+        self.renamed: dict[sympy.Basic, sympy.Symbol] = {}
+        self.sized: dict[sympy.Expr, Size] = {}
+        self.symbols: dict[str, Symbol] = {}
+        self.scalars: dict[str, Any] = {}
+
+    def graph(self) -> Graph:
+        placeholders = {n.name: n for n in self.program.graph.nodes if n.op == "placeholder"}
+        self._name_symbols(placeholders)
+        inputs = self._read_inputs(placeholders)
+        parameters = self._read_parameters(placeholders)
+        nodes = self._read_nodes(self.program.graph_module, ())
+        returned = [self._value(a) for a in self._output_arguments()]
+        rest = iter(returned)
+        outputs = tuple(
+            Output(next(rest), name) if isinstance(leaf, torch.Tensor) else Output(None, name, leaf)
+            for name, leaf in self.root.returned.leaves
+        )
+        graph = Graph(
+            inputs=inputs,
+            parameters=parameters,
+            nodes=tuple(nodes),
+            outputs=outputs,
+            symbols=tuple(self.symbols.values()),
+            modules=self._read_modules(),
+            in_spec=self.example.spec,
+            out_spec=self.root.returned.spec,
+            constant_inputs=self.example.constants,
+        )
+        return normalize.normalize(graph)
+
+    # -- sizes ----------------------------------------------------------------------------------
+
+    def _name_symbols(self, placeholders: Mapping[str, torch.fx.Node]) -> None:
+        ranges = self.program.range_constraints
+        for name, node in zip(self.example.names, self._user_placeholders(placeholders), strict=True):
+            tensor = node.meta["val"]
+            for dim, size in zip(self.names.get(name, ()), tensor.shape, strict=False):
+                if isinstance(size, int):
+                    continue  # the model fixes this dim; the binder tells where it matters
+                expression = size.node.expr
+                if not isinstance(expression, sympy.Symbol):
+                    text = f"dim '{dim}' of input '{name}' must be of the form {expression} for this model"
+                    raise PlacementError([Diagnostic("PLC403", text, hint=f"leave out the name '{dim}' to fix the size")])
+                if expression in self.renamed:
+                    continue
+                symbol = sympy.Symbol(dim, integer=True, positive=True)
+                self.renamed[expression] = symbol
+                bounds = ranges.get(expression)
+                self._add_symbol(dim, symbol, bounds)
+
+    def _add_symbol(self, dim: str, symbol: sympy.Symbol, bounds: Any) -> None:
+        lower = int(bounds.lower) if bounds is not None and isinstance(bounds.lower, sympy.Integer) else 1
+        upper = int(bounds.upper) if bounds is not None and isinstance(bounds.upper, sympy.Integer) else None
+        lower = 1 if lower <= _SMALLEST else lower  # export's own lower bound is two; ours is what the model demands
+        known = self.symbols.get(dim)
+        if known is not None:
+            lower = max(lower, known.lower)
+            upper = min((u for u in (upper, known.upper) if u is not None), default=None)
+        hint = next(t.shape[self.names[n].index(dim)] for n, t in self._named_tensors() if dim in self.names[n])
+        self.symbols[dim] = Symbol(symbol, int(hint), lower, upper)
+
+    def _named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in zip(self.example.names, self.example.tensors, strict=True):
+            if name in self.names:
+                yield name, tensor
+
+    def _size(self, size: Any) -> Size:
+        if isinstance(size, int):
+            return size
+        expression = size.node.expr if isinstance(size, torch.SymInt) else size
+        if expression not in self.sized:
+            renamed = sympy.sympify(expression).xreplace(self.renamed)
+            self.sized[expression] = int(renamed) if renamed.is_Integer else renamed
+        return self.sized[expression]
+
+    # -- inputs and parameters ------------------------------------------------------------------
+
+    def _user_placeholders(self, placeholders: Mapping[str, torch.fx.Node]) -> list[torch.fx.Node]:
+        return [placeholders[name] for name in self.program.graph_signature.user_inputs if isinstance(name, str)]
+
+    def _read_inputs(self, placeholders: Mapping[str, torch.fx.Node]) -> tuple[Input, ...]:
+        inputs = []
+        for name, tensor, node in zip(
+            self.example.names, self.example.tensors, self._user_placeholders(placeholders), strict=True
+        ):
+            value = self._define(node, _identifier(name), requires_grad=tensor.requires_grad)
+            inputs.append(Input(value, name))
+        return tuple(inputs)
+
+    def _read_parameters(self, placeholders: Mapping[str, torch.fx.Node]) -> tuple[Parameter, ...]:
+        signature = self.program.graph_signature
+        if signature.buffers_to_mutate:
+            names = ", ".join(sorted(set(signature.buffers_to_mutate.values()))).replace(f"{_ROOT}.", "")
+            raise PlacementError([Diagnostic("PLC407", f"the model writes to its buffers in forward: {names}")])
+        aliases: dict[int, list[str]] = {}
+        tensors: dict[str, torch.Tensor] = {}
+        for source in (self.model.named_parameters, self.model.named_buffers):
+            for name, tensor in source(remove_duplicate=False):
+                aliases.setdefault(id(tensor), []).append(name)
+                tensors[name] = tensor
+        transient = {
+            f"{path}.{name}".lstrip(".")
+            for path, module in self.model.named_modules()
+            for name in module._non_persistent_buffers_set  # noqa: SLF001 - torch has no public name for it
+        }
+        found: dict[int, Parameter] = {}
+        targets = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+        for placeholder, target in targets.items():
+            name = target.removeprefix(f"{_ROOT}.")
+            tensor = tensors[name]
+            if id(tensor) in found:
+                self.values[placeholder] = found[id(tensor)].value
+                continue
+            names = tuple(aliases[id(tensor)])
+            is_buffer = not isinstance(tensor, torch.nn.Parameter)
+            value = self._define(
+                placeholders[placeholder], _identifier(names[0]), requires_grad=tensor.requires_grad and not is_buffer
+            )
+            found[id(tensor)] = Parameter(value, names, is_buffer, names[0] not in transient)
+        for placeholder, target in signature.inputs_to_lifted_tensor_constants.items():
+            value = self._define(placeholders[placeholder], _identifier(target), requires_grad=False)
+            found[-len(found) - 1] = Parameter(value, (target.removeprefix(f"{_ROOT}."),), True, False)
+        for tensor_id, names in aliases.items():  # what forward does not use is still the user's
+            if tensor_id not in found:
+                tensor = tensors[names[0]]
+                is_buffer = not isinstance(tensor, torch.nn.Parameter)
+                value = Value(_identifier(names[0]), tuple(tensor.shape), tensor.dtype, tensor.requires_grad and not is_buffer)
+                found[tensor_id] = Parameter(value, tuple(names), is_buffer, names[0] not in transient)
+        order = {name: index for index, name in enumerate(tensors)}
+        return tuple(sorted(found.values(), key=lambda p: order.get(p.name, len(order))))
+
+    def _define(self, node: torch.fx.Node, name: str, *, requires_grad: bool) -> Value:
+        tensor = node.meta["val"]
+        value = Value(name, tuple(map(self._size, tensor.shape)), tensor.dtype, requires_grad)
+        self.values[node.name] = value
+        return value
+
+    # -- nodes ----------------------------------------------------------------------------------
+
+    def _read_nodes(self, module: torch.fx.GraphModule, outer: tuple[Call, ...]) -> list[Node]:
+        nodes: list[Node] = []
+        for node in module.graph.nodes:
+            if node.op != "call_function":
+                continue
+            if isinstance(node.target, torch._ops.HigherOrderOperator):  # noqa: SLF001 - its only name
+                nodes += self._inline(module, node, outer)
+            elif not isinstance(node.target, torch._ops.OpOverload):  # noqa: SLF001 - its only name
+                self._read_python(node)
+            else:
+                nodes += self._read_op(node, outer)
+        return nodes
+
+    def _read_python(self, node: torch.fx.Node) -> None:
+        """Arithmetic on sizes, and getitem of a node with several outputs."""
+        if node.target.__name__ == "getitem" and node.args[0].name in self.values:  # type: ignore[union-attr]
+            self.values[node.name] = self.values[node.args[0].name][node.args[1]]  # type: ignore[index, union-attr]
+
+    def _read_op(self, node: torch.fx.Node, outer: tuple[Call, ...]) -> list[Node]:
+        meta = node.meta.get("val")
+        stack = self._stack(node) or outer
+        source = _source_line(node)
+        if isinstance(meta, torch.SymInt | int | float | bool):
+            return []
+        args = self._arguments(node.args)
+        kwargs = {k: self._arguments(v) for k, v in node.kwargs.items()}
+        operands = [v for v in normalize.values_in((args, tuple(kwargs.values())))]
+        grad = any(v.requires_grad for v in operands)
+        outputs = meta if isinstance(meta, tuple | list) else (meta,)
+        results: list[Value | None] = []
+        for index, tensor in enumerate(outputs):
+            if not isinstance(tensor, torch.Tensor):
+                results.append(None)
+                continue
+            name = node.name if len(outputs) == 1 else f"{node.name}_{index}"
+            needs = grad and tensor.dtype.is_floating_point
+            results.append(Value(f"{name}", tuple(map(self._size, tensor.shape)), tensor.dtype, needs))
+        if not any(results) and meta is None:
+            return []  # asserts about metadata and sizes
+        self.values[node.name] = results[0] if not isinstance(meta, tuple | list) else tuple(results)  # type: ignore[assignment]
+        return [Node(node.name, node.target, args, kwargs, tuple(results), stack, source)]  # type: ignore[arg-type]
+
+    def _inline(self, module: torch.fx.GraphModule, node: torch.fx.Node, outer: tuple[Call, ...]) -> list[Node]:
+        """The body of a region (no_grad, disabled autocast) in place of the region."""
+        name = str(node.target)
+        bodies = [a for a in node.args if isinstance(a, torch.fx.Node) and a.op == "get_attr"]
+        enabled = [a for a in node.args if isinstance(a, bool)]
+        if "set_grad_enabled" not in name and not ("autocast" in name and False in enabled) or len(bodies) != 1:
+            text = f"'{name}' is not supported"
+            raise PlacementError([Diagnostic("PLC407", text, model_line=_source_line(node) or None)])
+        body = getattr(module, str(bodies[0].target))
+        operands = node.args[node.args.index(bodies[0]) + 1 :]
+        inner = [n for n in body.graph.nodes if n.op == "placeholder"]
+        for placeholder, operand in zip(inner, operands, strict=True):
+            if isinstance(operand, torch.fx.Node) and operand.name in self.values:
+                self.values[placeholder.name] = self.values[operand.name]
+        nodes = self._read_nodes(body, self._stack(node) or outer)
+        out = next(n for n in body.graph.nodes if n.op == "output").args[0]
+        self.values[node.name] = tuple(self._value(a) for a in out)  # type: ignore[misc, union-attr]
+        if "set_grad_enabled" in name and False in enabled:
+            nodes = [normalize.without_gradient(n, self.values) for n in nodes]
+        return nodes
+
+    def _arguments(self, tree: Any) -> Any:
+        if isinstance(tree, tuple | list):
+            return tuple(self._arguments(item) for item in tree)
+        if isinstance(tree, torch.fx.Node):
+            if tree.name in self.values:
+                return self.values[tree.name]
+            return self._size(tree.meta["val"]) if isinstance(tree.meta.get("val"), torch.SymInt) else tree.meta["val"]
+        return self._size(tree) if isinstance(tree, torch.SymInt) else tree
+
+    def _value(self, argument: Any) -> Value:
+        value = self.values[argument.name]
+        if not isinstance(value, Value):
+            raise TypeError(f"{argument.name} is not one tensor")
+        return value
+
+    def _stack(self, node: torch.fx.Node) -> tuple[Call, ...]:
+        stack = []
+        for path, _ in (node.meta.get("nn_module_stack") or {}).values():
+            if path in ("", _ROOT) or not path.startswith(f"{_ROOT}."):
+                continue
+            name, _, index = path.removeprefix(f"{_ROOT}.").partition("@")
+            stack.append(Call(name, int(index or 0)))
+        return tuple(stack)
+
+    def _output_arguments(self) -> list[torch.fx.Node]:
+        output = next(n for n in self.program.graph.nodes if n.op == "output")
+        return list(output.args[0])
+
+    # -- modules --------------------------------------------------------------------------------
+
+    def _read_modules(self) -> dict[str, ModuleInfo]:
+        returned: dict[str, dict[int, tuple[Value, ...]]] = {}
+        arguments: dict[str, dict[int, dict[str, Value]]] = {}
+        for entry in self.program.module_call_graph:
+            if not entry.fqn.startswith(_ROOT) or entry.signature is None:
+                continue
+            path, _, index = entry.fqn.removeprefix(_ROOT).removeprefix(".").partition("@")
+            values = [self.values.get(getattr(a, "name", "")) for a in entry.signature.outputs]
+            returned.setdefault(path, {})[int(index or 0)] = tuple(v for v in values if isinstance(v, Value))
+            names = _argument_names(entry.signature)
+            given = zip(names, (self.values.get(getattr(a, "name", "")) for a in entry.signature.inputs), strict=False)
+            arguments.setdefault(path, {})[int(index or 0)] = {n: v for n, v in given if isinstance(v, Value)}
+        return {
+            path: ModuleInfo(path, type(module), returned.get(path, {}), arguments.get(path, {}))
+            for path, module in self.model.named_modules(remove_duplicate=False)
+        }
+
+
+def _argument_names(signature: Any) -> list[str]:
+    """A name for each flat input of a module call: keywords have one, positions get ``argument_i``."""
+    try:
+        args, kwargs = pytree.tree_unflatten(range(len(signature.inputs)), signature.in_spec)
+    except (TypeError, ValueError):
+        return []
+    names = {leaf: f"argument_{i}" for i, arg in enumerate(args) for leaf in pytree.tree_leaves(arg)}
+    for key, arg in kwargs.items():
+        for position, leaf in enumerate(pytree.tree_leaves(arg)):
+            names[leaf] = key if not position else f"{key}_{position}"
+    return [names[i] for i in range(len(signature.inputs))]
+
+
+def _identifier(name: str) -> str:
+    return re.sub(r"\W", "_", name)

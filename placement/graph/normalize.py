@@ -1,0 +1,283 @@
+"""Makes a captured program functional and minimal: what every later stage may rely on.
+
+After ``normalize`` a graph has no in-place op, no op that does nothing (same-dtype casts, ``contiguous``,
+full slices, views to the same shape), no dead op, one spelling per operation (``linear`` and ``addmm``
+carry no bias, every cast is ``to.dtype``, every regrouping of dims is ``reshape``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import sympy
+import torch
+
+from placement.graph.ir import Graph, Node, Size, Value, leaves, op_name, substitute
+from placement.lang.diagnostics import Diagnostic, PlacementError
+
+aten = torch.ops.aten
+
+Rewrite = Callable[["_Builder", Node], Value | tuple[Value | None, ...] | None]
+
+
+def values_in(tree: Any) -> Iterator[Value]:
+    """The values among the leaves of nested tuples."""
+    return (leaf for leaf in leaves(tree) if isinstance(leaf, Value))
+
+
+def without_gradient(node: Node, values: dict[str, Any]) -> Node:
+    """The node with results that autograd does not reach; ``values`` follows."""
+    fresh = {v: dataclasses.replace(v, requires_grad=False) for v in node.results if v.requires_grad}
+    for name, value in values.items():
+        if isinstance(value, Value):
+            values[name] = fresh.get(value, value)
+        else:
+            values[name] = tuple(fresh.get(v, v) for v in value)
+    return dataclasses.replace(node, outputs=tuple(fresh.get(v, v) if v else None for v in node.outputs))
+
+
+def normalize(graph: Graph) -> Graph:
+    """The same program in normal form. Raises PlacementError (PLC407) for what cannot be made functional."""
+    builder = _Builder()
+    for node in _functional(graph.nodes):
+        builder.add(node)
+    modules = {
+        path: dataclasses.replace(
+            info,
+            returned={i: tuple(map(builder.now, vs)) for i, vs in info.returned.items()},
+            arguments={i: {k: builder.now(v) for k, v in vs.items()} for i, vs in info.arguments.items()},
+        )
+        for path, info in graph.modules.items()
+    }
+    outputs = tuple(
+        o if o.value is None else dataclasses.replace(o, value=builder.now(o.value)) for o in graph.outputs
+    )
+    nodes = _live(builder.nodes, {o.value for o in outputs if o.value is not None})
+    result = dataclasses.replace(graph, nodes=nodes, outputs=outputs, modules=modules)
+    result.verify()
+    return result
+
+
+def _live(nodes: Iterable[Node], needed: set[Value]) -> tuple[Node, ...]:
+    kept = []
+    for node in reversed(list(nodes)):
+        if any(v in needed for v in node.results):
+            kept.append(node)
+            needed.update(node.operands)
+    return tuple(reversed(kept))
+
+
+# -- in place -----------------------------------------------------------------------------------
+
+_ALIASING = {
+    "view", "reshape", "_unsafe_view", "transpose", "t", "permute", "unsqueeze", "squeeze", "expand", "slice", "select",
+    "split", "chunk", "unbind", "alias", "detach", "narrow", "flatten", "unflatten", "contiguous", "to", "split_with_sizes",
+}  # fmt: skip
+
+
+def _functional(nodes: Iterable[Node]) -> Iterator[Node]:
+    """Every ``op_(x, ...)`` as ``op(x, ...)`` whose result takes the place of x from there on.
+
+    A write through a view, or to a value of which views exist, is refused: replacing the name would not
+    replace what the views see.
+    """
+    replaced: dict[Value, Value] = {}
+    shared: set[Value] = set()
+    for original in nodes:
+        node = _mapped(original, replaced)
+        name = node.op._schema.name.split("::")[-1] if hasattr(node.op, "_schema") else ""  # noqa: SLF001
+        if name in _ALIASING and node.operands:
+            shared.update((node.operands[0], *node.results))
+        if not name.endswith("_") or name.endswith("__"):
+            yield node
+            continue
+        target = node.operands[0]
+        functional = _functional_twin(node)
+        if functional is None or target in shared:
+            text = f"in-place '{op_name(node.op)}' writes through a view" if functional else f"no functional form of '{op_name(node.op)}'"
+            raise PlacementError([Diagnostic("PLC407", text, model_line=node.source or None)])
+        result = node.results[0]
+        yield dataclasses.replace(node, op=functional)
+        for value in [v for v, now in replaced.items() if now is target]:
+            replaced[value] = result
+        replaced[target] = result
+
+
+def _functional_twin(node: Node) -> Callable[..., Any] | None:
+    namespace, name = node.op._schema.name.split("::")  # type: ignore[attr-defined]  # noqa: SLF001
+    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
+    overload = node.op._overloadname  # type: ignore[attr-defined]  # noqa: SLF001
+    return getattr(packet, overload, None) if packet is not None else None
+
+
+def _mapped(node: Node, replaced: Mapping[Value, Value]) -> Node:
+    if not replaced or not any(v in replaced for v in node.operands):
+        return node
+    args = substitute(node.args, lambda leaf: replaced.get(leaf, leaf) if isinstance(leaf, Value) else leaf)
+    kwargs = {
+        k: substitute(v, lambda leaf: replaced.get(leaf, leaf) if isinstance(leaf, Value) else leaf)
+        for k, v in node.kwargs.items()
+    }
+    return dataclasses.replace(node, args=args, kwargs=kwargs)
+
+
+# -- rewrites -----------------------------------------------------------------------------------
+
+
+class _Builder:
+    """The new program as it grows; a rewrite may add nodes, or say which value stands for the result."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.replaced: dict[Value, Value] = {}
+
+    def now(self, value: Value) -> Value:
+        while value in self.replaced:
+            value = self.replaced[value]
+        return value
+
+    def add(self, node: Node) -> None:
+        node = _mapped(node, {v: self.now(v) for v in node.operands if v in self.replaced})
+        rewrite = _REWRITES.get(getattr(node.op, "_overloadpacket", node.op))
+        result = rewrite(self, node) if rewrite else None
+        if result is None:
+            self.nodes.append(node)
+            return
+        results = result if isinstance(result, tuple) else (result,)
+        for old, new in zip(node.outputs, results, strict=True):
+            if old is not None and new is not None and old is not new:
+                self.replaced[old] = new
+
+    def make(self, like: Node, op: Callable[..., Any], args: tuple[Any, ...], result: Value, suffix: str = "") -> Value:
+        """Add a node at the place of ``like``."""
+        self.nodes.append(Node(like.name + suffix, op, args, {}, (result,), like.stack, like.source))
+        return result
+
+
+def _argument(node: Node, position: int, name: str, default: Any = None) -> Any:
+    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
+
+
+def _identity(_: _Builder, node: Node) -> Value:
+    return node.args[0]
+
+
+def _cast(builder: _Builder, node: Node) -> Value:
+    source, (result,) = node.args[0], node.results
+    if source.dtype == result.dtype:
+        return source
+    return builder.make(node, aten.to.dtype, (source, result.dtype), result)
+
+
+def _regroup(builder: _Builder, node: Node) -> Value:
+    source, (result,) = node.args[0], node.results
+    if source.shape == result.shape:
+        return source
+    asked = node.args[1] if len(node.args) == 2 and isinstance(node.args[1], tuple) else ()  # noqa: PLR2004
+    shape = result.shape
+    if len(asked) == len(shape):  # an inferred size stays inferred: it may be a count that happens to be one
+        shape = tuple(-1 if a == -1 else s for a, s in zip(asked, shape, strict=True))
+    return builder.make(node, aten.reshape.default, (source, shape), result)
+
+
+def _expand(builder: _Builder, node: Node) -> Value | None:
+    source, (result,) = node.args[0], node.results
+    return source if source.shape == result.shape else None
+
+
+def _slice(_: _Builder, node: Node) -> Value | None:
+    source, (result,) = node.args[0], node.results
+    dim = _argument(node, 1, "dim", 0)
+    start, step = _argument(node, 2, "start"), _argument(node, 4, "step", 1)
+    same = source.shape[dim] == result.shape[dim]
+    return source if same and start in (0, None) and step == 1 else None
+
+
+def _dropout(builder: _Builder, node: Node) -> Value | tuple[Value | None, ...] | None:
+    source, probability = node.args[0], node.args[1]
+    first = node.outputs[0]
+    if first is None or probability == 0:
+        return source if len(node.outputs) == 1 else (source, None)
+    if node.op is aten.native_dropout.default:
+        builder.make(node, aten.dropout.default, (source, probability, True), first)
+        return (first, None)
+    return None
+
+
+def _linear(builder: _Builder, node: Node) -> Value | None:
+    """``linear`` with a bias is a product and a sum: the sum may be done after the product is reduced."""
+    bias = _argument(node, 2, "bias")
+    (result,) = node.results
+    if bias is None:
+        return None
+    product = dataclasses.replace(
+        result, name=f"{result.name}_product", requires_grad=node.args[0].requires_grad or node.args[1].requires_grad
+    )
+    builder.make(node, aten.linear.default, node.args[:2], product, "_product")
+    return builder.make(node, aten.add.Tensor, (product, bias), result)
+
+
+def _addmm(builder: _Builder, node: Node) -> Value | None:
+    bias, left, right = node.args[:3]
+    (result,) = node.results
+    if node.kwargs.get("beta", 1) != 1 or node.kwargs.get("alpha", 1) != 1:
+        return None
+    product = dataclasses.replace(
+        result, name=f"{result.name}_product", requires_grad=left.requires_grad or right.requires_grad
+    )
+    builder.make(node, aten.mm.default, (left, right), product, "_product")
+    return builder.make(node, aten.add.Tensor, (product, bias), result)
+
+
+def _neutral(neutral: int) -> Rewrite:
+    def rewrite(_: _Builder, node: Node) -> Value | None:
+        left, right = node.args[:2]
+        (result,) = node.results
+        if isinstance(right, Value) or not isinstance(left, Value) or node.kwargs:
+            return None
+        unchanged = left.dtype == result.dtype and not isinstance(right, sympy.Basic) and right == neutral
+        return left if unchanged else None
+
+    return rewrite
+
+
+def _detach(_: _Builder, node: Node) -> Value | None:
+    return None if node.args[0].requires_grad else node.args[0]
+
+
+_REWRITES: dict[Any, Rewrite] = {
+    aten.alias: _identity,
+    aten.contiguous: _identity,
+    aten.clone: _identity,
+    aten.lift_fresh_copy: _identity,
+    aten.detach: _detach,
+    aten.detach_: _detach,
+    aten.to: _cast,
+    aten._to_copy: _cast,  # noqa: SLF001
+    aten.type_as: _cast,
+    aten.view: _regroup,
+    aten.reshape: _regroup,
+    aten._unsafe_view: _regroup,  # noqa: SLF001
+    aten.flatten: _regroup,
+    aten.unflatten: _regroup,
+    aten.view_as: _regroup,
+    aten.squeeze: _regroup,
+    aten.expand: _expand,
+    aten.expand_as: _expand,
+    aten.slice: _slice,
+    aten.dropout: _dropout,
+    aten.native_dropout: _dropout,
+    aten.linear: _linear,
+    aten.addmm: _addmm,
+    aten.mul: _neutral(1),
+    aten.div: _neutral(1),
+    aten.add: _neutral(0),
+    aten.sub: _neutral(0),
+}
+
+
+def same_size(left: Size, right: Size) -> bool:
+    """Whether two sizes are equal for every value of the symbols."""
+    return left == right

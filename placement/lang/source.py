@@ -1,0 +1,38 @@
+"""A file's text, and the way from an offset in it to a line and column."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from dataclasses import dataclass, field
+
+from placement.lang.spec import Span
+
+_NEWLINE = re.compile(r"\r\n|\n|\r")
+
+
+def split_lines(text: str) -> list[str]:
+    """The lines of a text without their ends. Unlike ``str.splitlines``, only what editors count as a line end."""
+    return _NEWLINE.split(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The text of one file. A byte order mark is no part of it."""
+
+    file: str
+    text: str
+    starts: tuple[int, ...] = field(init=False, compare=False, repr=False)  # the offset of each line
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", self.text.removeprefix("\ufeff"))
+        object.__setattr__(self, "starts", (0, *(m.end() for m in _NEWLINE.finditer(self.text))))
+
+    def span(self, start: int, end: int) -> Span:
+        """The span of the characters from offset ``start`` up to ``end``."""
+        line, end_line = bisect_right(self.starts, start), bisect_right(self.starts, end)
+        return Span(self.file, line, start - self.starts[line - 1] + 1, end_line, end - self.starts[end_line - 1] + 1)
+
+    def end(self) -> int:
+        """The offset past the last character."""
+        return len(self.text)

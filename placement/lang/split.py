@@ -1,0 +1,182 @@
+"""Cuts a text into statements before any of them is parsed.
+
+A statement starts with a keyword at the start of a line. It ends with its line, except that an open
+bracket or a trailing ``,``, ``:``, ``=`` or ``@`` carries it over to the next one, unless that starts
+with a keyword: so a mistake in one statement never swallows another. ``within`` opens a block that
+``}`` closes; which brace opens a block and which belongs to a path is decided here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from placement.lang.diagnostics import Diagnostics
+from placement.lang.source import Source
+
+KEYWORDS = ("mesh", "device", "input", "param", "value", "output", "within", "include")
+LATER = ("link", "strategy", "lower", "limit", "expect")
+"""Statements of the language that this version does not take yet."""
+
+MAX_DEPTH = 64
+"""Blocks within blocks, and includes within includes."""
+
+_PATH = r"(?:[\w.*-]|\{(?:[^{}\n\r#\"():@]|\{[^{}\n\r#\"():@]*\})*\}|\[[^\]\n\r#:]*\])+"  # as in the grammar
+_WITHIN = re.compile(rf"(?P<header>within[^\S\r\n]+{_PATH})(?:\s|#[^\r\n]*)*\{{")
+# A line starts a statement only if what follows the word is no part of a list, so that dims called
+# `value` may stand at the start of a carried line.
+_STARTS = re.compile(rf"[^\S\r\n]*(?:{'|'.join(KEYWORDS + LATER)})(?=[^\S\r\n]+[^\s,:\])=@]|[^\S\r\n]*(?:[\r\n#]|\Z))")
+_PIECE = re.compile(
+    r"(?P<end>\r\n|\n|\r)|(?P<blank>[^\S\r\n]+|#[^\r\n]*)|(?P<string>\"[^\"\r\n]*\"?)|[{}()\[\]]|[^\s#\"{}()\[\]]+"
+)
+_WORD = re.compile(r"[^\W\d]\w*")
+_CLOSES = {")": "(", "]": "[", "}": "{"}
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """One statement as a stretch of text: ``keyword`` is its first word, which may be unknown.
+
+    ``block`` is the index of the ``within`` statement that it lies in, among the statements of the file.
+    ``broken`` says that its fault is already reported; it is kept, since a block may hang on it.
+    """
+
+    keyword: str
+    start: int
+    end: int
+    block: int | None
+    broken: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    statement: int
+    opened: int
+    reported: bool  # its opening is at fault already, so its closing is not asked for
+
+
+@dataclass(frozen=True, slots=True)
+class _Extent:
+    resume: int  # where the next piece after the statement begins
+    end: int  # past the statement's last piece that is neither blank nor comment
+    brackets: tuple[int, ...]  # offsets of those left open
+    string: int | None  # offset of a string left open
+
+
+def split(source: Source, found: Diagnostics) -> list[Raw]:
+    """The statements of a file in order; faults of brackets, blocks and strings go to ``found``."""
+    return _Splitter(source, found).run()
+
+
+class _Splitter:
+    def __init__(self, source: Source, found: Diagnostics) -> None:
+        self.source = source
+        self.text = source.text
+        self.found = found
+        self.raws: list[Raw] = []
+        self.blocks: list[_Block] = []
+
+    def run(self) -> list[Raw]:
+        at, fresh = 0, True  # fresh: nothing but blanks on this line yet
+        while at < len(self.text):
+            piece = _piece(self.text, at)
+            if piece["end"] is not None:
+                at, fresh = piece.end(), True
+            elif piece["blank"] is not None:
+                at = piece.end()
+            elif piece.group() == "}":
+                self._close(at)
+                at, fresh = at + 1, False
+            else:
+                at, fresh = self._statement(at, fresh=fresh), False
+        for block in self.blocks:
+            if not block.reported:
+                self._error("PLC007", "this block is not closed", block.opened, hint="add the missing '}'")
+        return self.raws
+
+    def _error(self, code: str, message: str, start: int, end: int | None = None, *, hint: str | None = None) -> None:
+        self.found.error(code, message, self.source.span(start, start + 1 if end is None else end), hint=hint)
+
+    def _open(self, opened: int, *, reported: bool = False) -> None:
+        """A block opens; the statement it belongs to is the last one added."""
+        if len(self.blocks) == MAX_DEPTH:
+            self._error("PLC016", f"more than {MAX_DEPTH} blocks within one another", opened)
+        self.blocks.append(_Block(len(self.raws) - 1, opened, reported or len(self.blocks) >= MAX_DEPTH))
+
+    def _close(self, at: int) -> None:
+        if self.blocks:
+            self.blocks.pop()
+        else:
+            self._error("PLC008", "this '}' closes no block", at)
+
+    def _add(self, keyword: str, start: int, end: int, *, broken: bool = False) -> None:
+        block = self.blocks[-1].statement if self.blocks else None
+        self.raws.append(Raw(keyword, start, end, block, broken or len(self.blocks) > MAX_DEPTH))
+
+    def _statement(self, start: int, *, fresh: bool) -> int:
+        """Take the statement at ``start``; return the offset from which to go on."""
+        word = _WORD.match(self.text, start)
+        keyword = word.group() if word else ""
+        if not fresh and keyword in KEYWORDS + LATER:
+            self._error("PLC009", "a statement starts on a line of its own", start, start + len(keyword))
+        within = _WITHIN.match(self.text, start) if keyword == "within" else None
+        if within is not None:
+            self._add(keyword, start, within.end("header"))
+            self._open(within.end() - 1)
+            return within.end()
+        extent = self._extent(start, start + len(keyword))
+        brackets, broken = extent.brackets, extent.string is not None
+        # A brace at the end opens a block all the same, although what stands before it is no good `within`.
+        opens = bool(brackets) and self.text[brackets[-1]] == "{" and brackets[-1] + 1 == extent.end
+        end = start + len(self.text[start : extent.end - 1].rstrip()) if opens else extent.end
+        unclosed = brackets[:-1] if opens else brackets
+        if extent.string is not None:
+            self._error("PLC006", "this string is not closed", extent.string, extent.end)
+        elif unclosed:
+            broken = True
+            self._error("PLC005", f"this '{self.text[unclosed[0]]}' is not closed", unclosed[0])
+        elif keyword == "within" and not opens:
+            broken = True
+            self._error("PLC003", "expected '{' after the path", extent.end, hint="write within PATH { ... }")
+        self._add(keyword, start, max(end, start + 1), broken=broken)
+        if opens or keyword == "within":
+            self._open(extent.end, reported=True)
+        return extent.resume
+
+    def _extent(self, start: int, at: int) -> _Extent:
+        brackets: list[int] = []
+        string: int | None = None
+        end = max(at, start)
+        while at < len(self.text):
+            piece = _piece(self.text, at)
+            shown = piece.group()
+            if piece["end"] is not None:
+                carried = brackets or self.text[end - 1] in ",:=@"
+                in_path = any(self.text[b] == "{" for b in brackets)
+                if not carried or in_path or _STARTS.match(self.text, piece.end()):
+                    break
+            elif piece["blank"] is None:
+                if shown == "}" and not any(self.text[b] == "{" for b in brackets):
+                    break
+                if piece["string"] is not None and (len(shown) == 1 or shown[-1] != '"'):
+                    string = at if string is None else string
+                self._nest(brackets, shown, at)
+                end = piece.end()
+            at = piece.end()
+        return _Extent(at, end, tuple(brackets), string)
+
+    def _nest(self, brackets: list[int], shown: str, at: int) -> None:
+        if shown in _CLOSES.values():
+            brackets.append(at)
+        elif shown in _CLOSES:
+            opens = _CLOSES[shown]
+            depth = next((i for i in reversed(range(len(brackets))) if self.text[brackets[i]] == opens), None)
+            if depth is not None:
+                del brackets[depth:]
+
+
+def _piece(text: str, at: int) -> re.Match[str]:
+    piece = _PIECE.match(text, at)
+    if piece is None:
+        raise AssertionError(f"no piece at offset {at}: the pieces are meant to cover every character")
+    return piece

@@ -1,0 +1,28 @@
+"""Op knowledge as data: a rule per op, from which strategies are generated.
+
+Importing this package registers the project's own rules through the same ``rule`` that users call.
+"""
+
+from placement.rules import attention, indexing, loss, pointwise, products, reductions, views
+from placement.rules.core import Collective, Form, Implementation, Rule, lookup, rule, signature_of
+from placement.rules.strategies import Context, Strategy, strategies
+
+__all__ = [
+    "Collective",
+    "Context",
+    "Form",
+    "Implementation",
+    "Rule",
+    "Strategy",
+    "attention",
+    "indexing",
+    "lookup",
+    "loss",
+    "pointwise",
+    "products",
+    "reductions",
+    "rule",
+    "signature_of",
+    "strategies",
+    "views",
+]

@@ -1,0 +1,76 @@
+"""Attention as one op: parallel in batch and heads, and in the queries where no flag depends on their place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from placement.graph.ir import Node, Value
+from placement.graph.signature import Dim, Signature
+from placement.rules.core import arguments, aten, rule
+
+
+def _attention(node: Node) -> Signature | None:
+    """``b h q d, b h k d, b h k e, [mask] -> b h q e``; keys and the inner dim are needed whole.
+
+    With grouped queries the heads of q are kv_heads · group, those of k and v kv_heads.
+    """
+    given = arguments(node)
+    query, key = given["query"], given["key"]
+    (result,) = node.results
+    rank = len(result.shape)
+    batch: list[Dim] = [(f"b{i}",) for i in range(rank - 3)]
+    heads: Dim = ("h",)
+    sizes = {}
+    group: Dim = ("h",)
+    if rank < 4:  # noqa: PLR2004
+        return None
+    if given.get("enable_gqa") and query.shape[-3] != key.shape[-3]:
+        heads, group = ("h",), ("h", "g")
+        sizes = {"h": key.shape[-3], "g": query.shape[-3] // key.shape[-3]}
+    operands: list[tuple[Dim, ...]] = [
+        (*batch, group, ("q",), ("d",)),
+        (*batch, heads, ("k",), ("d",)),
+        (*batch, heads, ("k",), ("e",)),
+    ]
+    mask = given.get("attn_mask")
+    if isinstance(mask, Value):
+        operands.append(_mask(mask, rank, group))
+    blocked = {"k", "d"} | ({"q"} if given["is_causal"] else set[str]())
+    return Signature(
+        operands=tuple(operands),
+        results=((*batch, group, ("q",), ("e",)),),
+        blocked=frozenset(blocked),
+        linear=frozenset({2}) if not given["dropout_p"] else frozenset(),
+        sizes=sizes,
+    )
+
+
+def _mask(mask: Value, rank: int, heads: Dim) -> tuple[Dim, ...]:
+    """A mask broadcasts to [batch, heads, queries, keys]."""
+    full: list[Dim] = [*((f"b{i}",) for i in range(rank - 3)), heads, ("q",), ("k",)]
+    offset = rank - len(mask.shape)
+    return tuple(() if size == 1 else full[i + offset] for i, size in enumerate(mask.shape))
+
+
+def _flops(extent: Mapping[str, int]) -> int:
+    pairs = extent["q"] * extent["k"] * extent["h"] * extent.get("g", 1)
+    for letter, size in extent.items():
+        pairs *= size if letter.startswith("b") else 1
+    return 2 * pairs * (extent["d"] + extent["e"])
+
+
+def _code(args: Mapping[str, str]) -> str:
+    options = "".join(
+        f", {name}={args[name]}"
+        for name, default in (("attn_mask", "None"), ("is_causal", "False"), ("scale", "None"), ("enable_gqa", "False"))
+        if args.get(name, default) != default
+    )
+    if args.get("dropout_p", "0.0") in ("0.0", "0"):
+        return f"F.scaled_dot_product_attention({args['query']}, {args['key']}, {args['value']}{options})"
+    return (
+        f"self.attention({args['query']}, {args['key']}, {args['value']}, {args['dropout_p']}, {args['site']}"
+        f"{args['query_cut']}{options})"
+    )
+
+
+rule(aten.scaled_dot_product_attention, _attention, flops=_flops, code=_code)

@@ -1,0 +1,194 @@
+"""What a rule is, and the registry.
+
+A rule states an op's index structure once; its strategies on any axis, forward and backward, follow
+from it (``strategies``). A rule may add *implementations*: ways to compute the op that accept what its
+plain form does not, with communication inside.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from placement.graph.ir import Node, Value
+from placement.graph.signature import Regrouping, Signature, expand
+from placement.types import Action, Type
+
+if TYPE_CHECKING:
+    from placement.rules.strategies import Context
+
+SignatureRule = Callable[[Node], Signature | Regrouping | None]
+Code = str | Callable[[Mapping[str, str]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """A launch inside an implementation: ``nbytes`` of the full value, in one direction of the step."""
+
+    action: Action
+    nbytes: int
+    phase: str  # "forward" or "backward"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One way to run an op: the types it takes and gives, and what it sends meanwhile.
+
+    code is a template over the op's argument names, ``{axis}`` and, for a sharded operand or result,
+    ``{NAME_cut}`` (``dim, outer``).
+    """
+
+    operands: tuple[Type, ...]
+    results: tuple[Type, ...]
+    collectives: tuple[Collective, ...] = ()
+    code: Code | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Implementation:
+    """A named way to compute an op. ``forms`` lists what it offers for a node; it may offer nothing."""
+
+    name: str
+    forms: Callable[[Node, Context], Iterable[Form]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Everything the compiler knows of one op.
+
+    signature: the index structure for a node. flops: forward, from the local extent of each letter.
+    code: how the call is written, a template over argument names; None writes the op itself.
+    shape: the argument that holds the result's sizes; piece: the argument that holds a piece's size.
+    view: whether the op moves no data. random: whether its result depends on random numbers.
+    """
+
+    signature: SignatureRule
+    flops: Callable[[Mapping[str, int]], int] | None = None
+    code: Code | None = None
+    shape: str | None = None
+    piece: str | None = None
+    view: bool = False
+    implementations: tuple[Implementation, ...] = field(default=())
+
+
+_RULES: dict[Any, Rule] = {}
+
+
+def rule(  # noqa: PLR0913 - the one call by which ops become known; every argument is optional
+    op: Any,
+    signature: str | SignatureRule,
+    *,
+    blocked: str = "",
+    linear: Iterable[int] = (),
+    additive: bool = False,
+    flops: Callable[[Mapping[str, int]], int] | None = None,
+    code: Code | None = None,
+    shape: str | None = None,
+    piece: str | None = None,
+    view: bool = False,
+    implementations: Iterable[Implementation] = (),
+) -> Rule:
+    """Tell the compiler the index structure of an op; returns the registered rule.
+
+    ``op`` is an overload (``torch.ops.aten.add.Tensor``), a packet (all its overloads) or a list of such.
+    ``signature`` is einsum-like: ``"* k, n k -> * n"``. Operands are the op's tensor arguments in order;
+    ``*`` stands for any number of leading dims that align as in broadcasting, ``1`` for a dim of size one.
+    A letter of operands that the result lacks is contracted (summed over) unless it is in ``blocked``,
+    which lists letters that need their whole extent. ``linear`` lists the operands in which the op is
+    linear by itself; ``additive`` says that it is linear in all operands together, as a sum is.
+    Instead of text a function from the node to a ``Signature`` may be given.
+
+    An op that knows a weighted sum over tokens, ``mylib::pool(x[b, s, h], w[s]) -> [b, h]``:
+
+        placement.rule(torch.ops.mylib.pool, "b s h, s -> b h", linear=(0, 1))
+
+    lets batch and hidden be sharded, and the sequence too, with a partial result. A later rule for the
+    same op replaces the earlier one. Raises ValueError where the text cannot be read.
+    """
+    made = Rule(
+        signature=_from_text(signature, blocked, frozenset(linear), additive) if isinstance(signature, str) else signature,
+        flops=flops,
+        code=code,
+        shape=shape,
+        piece=piece,
+        view=view,
+        implementations=tuple(implementations),
+    )
+    for one in op if isinstance(op, list | tuple) else (op,):
+        _RULES[one] = made
+    return made
+
+
+def _from_text(text: str, blocked: str, linear: frozenset[int], additive: bool) -> SignatureRule:  # noqa: FBT001
+    needed = frozenset(blocked.split())
+    for part in (text,):
+        if part.count("->") != 1:
+            raise ValueError(f"{text!r} needs one '->' between operands and results")
+
+    def signature(node: Node) -> Signature | None:
+        try:
+            operands, results = expand(text, node)
+        except ValueError:
+            return None  # another overload, or optional operands that the text does not have
+        return Signature(operands, results, needed, linear, additive)
+
+    return signature
+
+
+def lookup(node: Node) -> Rule | None:
+    """The rule for a node's op: of the overload, else of the packet."""
+    found = _RULES.get(node.op)
+    return found if found is not None else _RULES.get(getattr(node.op, "overloadpacket", None))
+
+
+def signature_of(node: Node) -> Signature | Regrouping | None:
+    """The index structure of a node, None where no rule knows it."""
+    found = lookup(node)
+    return found.signature(node) if found else None
+
+
+def arguments(node: Node) -> dict[str, Any]:
+    """The node's arguments by the names of the op's schema, defaults filled in."""
+    result: dict[str, Any] = {}
+    for position, argument in enumerate(node.op._schema.arguments):  # type: ignore[attr-defined]  # noqa: SLF001
+        if position < len(node.args):
+            result[argument.name] = node.args[position]
+        elif argument.name in node.kwargs:
+            result[argument.name] = node.kwargs[argument.name]
+        else:
+            result[argument.name] = argument.default_value
+    return result
+
+
+def elementwise(
+    node: Node, *, linear: Iterable[int] = (), additive: bool = False, blocked: Iterable[int] = ()
+) -> Signature:
+    """All operands broadcast to the results' common shape; ``blocked`` lists result dims by index."""
+    shape = node.results[0].shape
+    rank = len(shape)
+
+    def letters(value: Value) -> tuple[tuple[str, ...], ...]:
+        offset = rank - len(value.shape)
+        return tuple(
+            () if size == 1 and shape[i + offset] != 1 else (f"d{i + offset}",) for i, size in enumerate(value.shape)
+        )
+
+    return Signature(
+        operands=tuple(map(letters, node.operands)),
+        results=tuple(map(letters, node.results)),
+        blocked=frozenset(f"d{i % rank}" for i in blocked) if rank else frozenset(),
+        linear=frozenset(linear),
+        additive=additive,
+    )
+
+
+def with_blocked(signature: Signature, blocked: Iterable[str]) -> Signature:
+    """The signature with more letters blocked."""
+    return dataclasses.replace(signature, blocked=signature.blocked | frozenset(blocked))
+
+
+aten = torch.ops.aten

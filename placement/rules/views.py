@@ -1,0 +1,170 @@
+"""Ops that move no data, or only rearrange it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from placement.graph.ir import Node, Value
+from placement.graph.signature import Dim, Regrouping, Signature
+from placement.rules.core import arguments, aten, elementwise, rule
+
+
+def _letters(value: Value) -> tuple[Dim, ...]:
+    return tuple((f"d{i}",) for i in range(len(value.shape)))
+
+
+def _regroup(node: Node) -> Regrouping:
+    asked = node.args[1] if len(node.args) > 1 and isinstance(node.args[1], tuple) else ()
+    return Regrouping(node.results[0].shape, asked.index(-1) if -1 in asked else None)
+
+
+def _same_elements(node: Node) -> Regrouping:
+    return Regrouping(node.results[0].shape)
+
+
+rule(aten.reshape, _regroup, shape="shape", code="{self}.reshape({shape*})", view=True)
+rule(aten.unsqueeze, _same_elements, code="{self}.unsqueeze({dim})", view=True)
+rule([aten.squeeze.dim, aten.squeeze.dims], _same_elements, view=True)
+
+
+def _permuted(node: Node, order: Sequence[int]) -> Signature:
+    (dims,) = map(_letters, node.operands)
+    return Signature((dims,), (tuple(dims[i] for i in order),), linear=frozenset({0}))
+
+
+def _transpose(node: Node) -> Signature:
+    rank = len(node.operands[0].shape)
+    order = list(range(rank))
+    first, second = (arguments(node)[name] % rank for name in ("dim0", "dim1"))
+    order[first], order[second] = second, first
+    return _permuted(node, order)
+
+
+def _permute(node: Node) -> Signature:
+    rank = len(node.operands[0].shape)
+    return _permuted(node, [i % rank for i in arguments(node)["dims"]])
+
+
+rule(aten.transpose.int, _transpose, code="{self}.transpose({dim0}, {dim1})", view=True)
+rule(aten.permute, _permute, code="{self}.permute({dims*})", view=True)
+rule(aten.t, lambda node: _permuted(node, range(len(node.operands[0].shape))[::-1]), code="{self}.t()", view=True)
+
+
+def _expand(node: Node) -> Signature:
+    """Dims that the result adds, or extends from one, have letters of their own."""
+    (source,), (result,) = node.operands, node.results
+    offset = len(result.shape) - len(source.shape)
+    dims = tuple(
+        () if size == 1 and result.shape[i + offset] != 1 else (f"d{i + offset}",) for i, size in enumerate(source.shape)
+    )
+    return Signature((dims,), (_letters(result),), linear=frozenset({0}))
+
+
+rule(aten.expand, _expand, shape="size", code="{self}.expand({size*})", view=True)
+
+
+def _partly(node: Node, dim: int) -> Signature:
+    """A part of one dim is taken: that dim is whole before, and another one after."""
+    (source,), (result,) = node.operands, node.results
+    rank = len(source.shape)
+    before = _letters(source)
+    after = tuple(("part",) if i == dim % rank else before[i] for i in range(len(result.shape)))
+    return Signature((before,), (after,), frozenset({f"d{dim % rank}", "part"}), frozenset({0}))
+
+
+rule(aten.slice.Tensor, lambda node: _partly(node, arguments(node)["dim"]), code=None, view=True)
+rule(aten.narrow, lambda node: _partly(node, arguments(node)["dim"]), code="{self}.narrow({dim}, {start}, {length})", view=True)
+
+
+def _select(node: Node) -> Signature:
+    (source,) = node.operands
+    dim = arguments(node)["dim"] % len(source.shape)
+    dims = _letters(source)
+    rest = tuple(d for i, d in enumerate(dims) if i != dim)
+    letter = dims[dim][0]
+    pieces = frozenset({letter}) if source.shape[dim] != 1 else frozenset[str]()
+    return Signature((dims,), (rest,), frozenset({letter}), frozenset({0}), pieces=pieces)
+
+
+rule(aten.select.int, _select, code="{self}.select({dim}, {index})", view=True)
+
+
+def _unbind(node: Node) -> Signature:
+    (source,) = node.operands
+    dim = arguments(node)["dim"] % len(source.shape)
+    dims = _letters(source)
+    rest = tuple(d for i, d in enumerate(dims) if i != dim)
+    letter = dims[dim][0]
+    pieces = frozenset({letter}) if source.shape[dim] != 1 else frozenset[str]()
+    return Signature((dims,), (rest,) * len(node.results), frozenset({letter}), frozenset({0}), pieces=pieces)
+
+
+rule(aten.unbind, _unbind, code="{self}.unbind({dim})", view=True)
+
+
+def _split(node: Node) -> Signature:
+    """Equal pieces: the dim is pieces · rest, and a shard of the rest cuts every piece. Unequal ones: blocked."""
+    (source,) = node.operands
+    rank = len(source.shape)
+    dim = arguments(node)["dim"] % rank
+    lengths = {result.shape[dim] for result in node.results}
+    dims = list(_letters(source))
+    if len(lengths) == 1:
+        letter = dims[dim][0]
+        dims[dim] = ("piece", letter)
+        piece = _letters(source)
+        sizes = {"piece": len(node.results), letter: next(iter(lengths))}
+        return Signature(
+            (tuple(dims),), (piece,) * len(node.results), frozenset({"piece"}), frozenset({0}), sizes=sizes, pieces=frozenset({"piece"})
+        )
+    parts = [tuple((f"part{k}",) if i == dim else d for i, d in enumerate(dims)) for k in range(len(node.results))]
+    blocked = frozenset({dims[dim][0], *(f"part{k}" for k in range(len(node.results)))})
+    return Signature((tuple(dims),), tuple(parts), blocked, frozenset({0}))
+
+
+rule(aten.split.Tensor, _split, piece="split_size", code="{self}.split({split_size}, {dim})", view=True)
+rule([aten.split_with_sizes, aten.split.sizes], _split, code="{self}.chunk({pieces}, {dim})", view=True)
+rule(aten.chunk, _split, code="{self}.chunk({pieces}, {dim})", view=True)
+
+
+def _cat(node: Node) -> Signature:
+    """The joined dim is whole in every operand and in the result; the others run together."""
+    (result,) = node.results
+    rank = len(result.shape)
+    dim = arguments(node)["dim"] % rank
+    operands = tuple(
+        tuple((f"part{k}",) if i == dim else (f"d{i}",) for i in range(rank)) for k in range(len(node.operands))
+    )
+    blocked = frozenset({f"d{dim}", *(f"part{k}" for k in range(len(node.operands)))})
+    return Signature(operands, (_letters(result),), blocked, additive=True)
+
+
+rule(aten.cat, _cat)
+
+
+def _stack(node: Node) -> Signature:
+    (result,) = node.results
+    dim = arguments(node)["dim"] % len(result.shape)
+    dims = _letters(result)
+    rest = tuple(d for i, d in enumerate(dims) if i != dim)
+    return Signature((rest,) * len(node.operands), (dims,), frozenset(dims[dim]), additive=True)
+
+
+rule(aten.stack, _stack)
+
+
+def _pad(node: Node) -> Signature:
+    """Padded dims are whole before, and others after. Padding with zero is linear."""
+    (source,), (result,) = node.operands, node.results
+    before = _letters(source)
+    padded = {i for i, (a, b) in enumerate(zip(source.shape, result.shape, strict=True)) if a != b}
+    after = tuple((f"padded{i}",) if i in padded else d for i, d in enumerate(before))
+    blocked = frozenset({*(f"d{i}" for i in padded), *(f"padded{i}" for i in padded)})
+    given = arguments(node)
+    zero = given.get("value") in (None, 0, 0.0) and given.get("mode", "constant") == "constant"
+    return Signature((before,), (after,), blocked, frozenset({0} if zero else ()))
+
+
+rule([aten.pad, aten.constant_pad_nd], _pad)
+rule(aten.flip, lambda node: elementwise(node, linear=(0,), blocked=arguments(node)["dims"]))
+rule(aten.roll, lambda node: elementwise(node, linear=(0,), blocked=arguments(node)["dims"] or range(len(node.results[0].shape))))

@@ -1,0 +1,71 @@
+"""Every private torch name that the runtime leans on, so that a torch update breaks one file."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+def in_backward() -> bool:
+    """Whether this thread runs a node of a backward pass (recomputation of a forward included)."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def after_backward(callback: Callable[[], None]) -> None:
+    """Call ``callback`` when the running backward pass has accumulated all its gradients."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)  # pyright: ignore
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadState:
+    """What torch keeps per thread and a rank's thread must share with the caller's.
+
+    Grad and inference mode, autocast, saved-tensor hooks, function and dispatch modes, the
+    accelerator's stream.
+    """
+
+    grad: bool
+    inference: bool
+    autocast: tuple[tuple[str, torch.dtype], ...]
+    cache: bool
+    saved: tuple[Callable[..., Any], Callable[..., Any]] | None
+    modes: tuple[Any, ...]
+    stream: torch.Stream | None
+
+    @classmethod
+    def capture(cls) -> ThreadState:
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        devices = ("cpu",) if accelerator is None else ("cpu", accelerator.type)
+        return cls(
+            grad=torch.is_grad_enabled(),
+            inference=torch.is_inference_mode_enabled(),
+            autocast=tuple((d, torch.get_autocast_dtype(d)) for d in devices if torch.is_autocast_enabled(d)),
+            cache=torch.is_autocast_cache_enabled(),
+            saved=torch._C._autograd._top_saved_tensors_default_hooks(False),
+            modes=(*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()),
+            stream=None if accelerator is None else torch.accelerator.current_stream(),
+        )
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """This thread in the captured thread's state."""
+        with ExitStack() as stack:
+            if self.stream is not None:
+                torch.accelerator.set_stream(self.stream)
+            stack.enter_context(torch.inference_mode(self.inference))
+            stack.enter_context(torch.set_grad_enabled(self.grad))
+            for device, dtype in self.autocast:
+                stack.enter_context(torch.autocast(device, dtype, cache_enabled=self.cache))
+            if self.saved is not None:
+                stack.enter_context(torch.autograd.graph.saved_tensors_hooks(*self.saved))
+            for mode in self.modes:
+                stack.enter_context(mode)
+            yield

@@ -1,0 +1,301 @@
+"""The exact solver: min-sum variable elimination over integers.
+
+    Problem ─ tables.Model ─▶ factors ─ greedy order ─▶ buckets, eliminated one by one
+            ─ back-substitution ─▶ Solution
+
+Every table carries a key, equal only for equal tables, and a message has its least entry taken out. So a
+bucket met again, in the next layer, is looked up and not computed.
+
+Where a bucket's table would pass ``limit`` entries it is split (mini-buckets): the result is then a lower
+bound, and ``fallback`` finds a choice by search and improves it by exact solves of windows.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from math import prod
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placement.solver import fallback
+from placement.solver.problem import Problem, Solution
+from placement.solver.tables import INFINITE, Conflict, Factor, Ints, Model, least, less_than
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+_ADDENDS = 16  # infinities that are summed before the sum is clipped
+_DENSE = 4096  # entries of a net's table from which it becomes a chain
+_STREAMED = 1 << 16  # entries from which a bucket is summed slice by slice
+_REMEMBERED = 1 << 25  # numbers that the memory of buckets may hold in all
+
+
+class Infeasible(Exception):
+    """No choice satisfies every net.
+
+    variables, nets: names of a conflict. Where ``minimal``, dropping any one of the nets removes it.
+    """
+
+    def __init__(self, variables: tuple[str, ...], nets: tuple[str, ...], *, minimal: bool) -> None:
+        super().__init__(f"no choice fits {', '.join(nets or variables)}")
+        self.variables = variables
+        self.nets = nets
+        self.minimal = minimal
+
+
+class Undecided(Exception):
+    """Past the table limit, and the search met no choice that fits (there may be one)."""
+
+
+def solve(problem: Problem, *, limit: int = 30_000_000, dense: int = _DENSE) -> Solution:
+    """The choice that costs least, and the proof: ``bound == cost`` unless a table would pass ``limit`` entries.
+
+    dense: entries of a net's table from which the net becomes a chain; the cost does not depend on it.
+    The same problem gives the same choice in every process. Raises Infeasible with a small conflict where
+    nothing fits, Undecided where the limit stood in the way of finding out, ValueError on a malformed problem.
+    """
+    started = perf_counter()
+    problem.verify()
+    try:
+        model = Model(problem, dense)
+        plan = _plan(model)
+        run = _Elimination(model, plan, limit)
+        run.eliminate()
+    except Conflict as conflict:
+        core = fallback.conflict(problem, conflict.variable, lambda part: _choose(part, limit, dense))
+        raise Infeasible(core.variables, core.nets, minimal=core.minimal) from None
+    bound = model.limbs.unpack(run.total)
+    if run.exact:
+        choice = model.choice(run.substitute())
+    else:
+        value = fallback.search(run.buckets)
+        if value is None:
+            raise Undecided(f"tables past {limit} entries (the largest {plan.largest})")
+        choice = fallback.improve(problem, model.choice(run.by_variable(value)), lambda part: _choose(part, limit, dense))
+    cost = problem.cost(choice)
+    if cost < bound or (run.exact and cost != bound):
+        raise AssertionError(f"the solver's sum {bound} and the cost of its choice {cost} differ")
+    return Solution(choice, cost, bound, plan.width, run.largest, perf_counter() - started)
+
+
+def _choose(problem: Problem, limit: int, dense: int) -> tuple[int, ...] | None:
+    """The best choice of a part of a problem, or None past the limit. Raises Conflict."""
+    model = Model(problem, dense)
+    plan = _plan(model)
+    if plan.largest > limit:
+        return None
+    run = _Elimination(model, plan, limit)
+    run.eliminate()
+    return model.choice(run.substitute())
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The order of elimination and what it will cost."""
+
+    order: tuple[int, ...]
+    width: int
+    largest: int
+    work: int
+
+
+def _plan(model: Model) -> _Plan:
+    """The greedy order with the smaller tables of two."""
+    by_size = _greedy(model, fill=False)
+    if by_size.largest <= _STREAMED:
+        return by_size
+    return min(by_size, _greedy(model, fill=True), key=lambda plan: plan.work)
+
+
+def _greedy(model: Model, *, fill: bool) -> _Plan:
+    """Take the variable with the smallest bucket (or the fewest new pairs) next; the lowest index on a tie."""
+    near: dict[int, set[int]] = {v: set() for factor in model.factors for v in factor.scope}
+    for factor in model.factors:
+        for v in factor.scope:
+            near[v].update(factor.scope)
+    for v, others in near.items():
+        others.discard(v)
+    domains = model.domains
+
+    def score(v: int) -> tuple[int, int]:
+        size = domains[v] * prod([domains[u] for u in near[v]])
+        return (sum(len(near[v] - near[u]) - 1 for u in near[v]), size) if fill else (size, 0)
+
+    current = {v: score(v) for v in near}
+    heap = [(value, v) for v, value in current.items()]
+    heapq.heapify(heap)
+    order: list[int] = []
+    width = largest = work = 0
+    while heap:
+        value, v = heapq.heappop(heap)
+        if current.get(v) != value:
+            continue
+        del current[v]
+        order.append(v)
+        others = near.pop(v)
+        size = domains[v] * prod([domains[u] for u in others])
+        width, largest, work = max(width, len(others)), max(largest, size), work + size
+        for u in others:
+            near[u] |= others
+            near[u] -= {u, v}
+        for u in others:
+            current[u] = score(u)
+            heapq.heappush(heap, (current[u], u))
+    return _Plan(tuple(order), width, largest, work)
+
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Message:
+    """What is left of a bucket: its minimum over the variable, less a constant; and where the minimum is."""
+
+    table: Ints
+    key: int
+    constant: tuple[int, ...]
+    best: NDArray[np.unsignedinteger]
+
+
+class _Elimination:
+    """One run over the buckets. Variables go by their position in the order; scopes ascend."""
+
+    def __init__(self, model: Model, plan: _Plan, limit: int) -> None:
+        self.model, self.plan, self.limit = model, plan, limit
+        self.exact = plan.largest <= limit  # otherwise buckets are kept for the search
+        self.total = list(model.total)
+        self.largest = 0
+        self.rest: list[tuple[int, ...]] = []
+        self.best: list[NDArray[np.unsignedinteger]] = []
+        self.buckets: list[list[Factor]] = [[] for _ in plan.order]
+        self._memory: dict[tuple[tuple[int, tuple[int, ...]], ...], _Message] = {}
+        self._room = _REMEMBERED
+        position = {v: at for at, v in enumerate(plan.order)}
+        turned: dict[tuple[int, tuple[int, ...]], tuple[int, Ints]] = {}
+        for factor in model.factors:
+            places = [position[v] for v in factor.scope]
+            axes = tuple(sorted(range(len(places)), key=places.__getitem__))
+            if (factor.key, axes) not in turned:
+                moved = factor.table.transpose(0, *(axis + 1 for axis in axes))
+                turned[factor.key, axes] = model.store.key(np.ascontiguousarray(moved))
+            key, table = turned[factor.key, axes]
+            scope = tuple(places[axis] for axis in axes)
+            self.buckets[scope[0]].append(Factor(scope, table, key))
+
+    def eliminate(self) -> None:
+        """Empty every bucket; ``total`` is then the minimum (a lower bound where buckets were split)."""
+        for at, bucket in enumerate(self.buckets):
+            for part in self._parts(bucket):
+                rest = _joint(part)[1:]
+                message = self._message(part, rest, at)
+                self.total = [a + b for a, b in zip(self.total, message.constant, strict=True)]
+                if rest:
+                    self.buckets[rest[0]].append(Factor(rest, message.table, message.key))
+                if self.exact:
+                    self.rest.append(rest)
+                    self.best.append(message.best)
+            if self.exact:
+                bucket.clear()
+
+    def substitute(self) -> list[int]:
+        """The choice behind the minimum, by the model's variables (after an exact run)."""
+        value = [0] * len(self.plan.order)
+        for at in range(len(value) - 1, -1, -1):
+            value[at] = int(self.best[at][tuple(value[u] for u in self.rest[at])])
+        return self.by_variable(value)
+
+    def by_variable(self, value: Sequence[int]) -> list[int]:
+        picked = [0] * len(self.model.domains)
+        for at, v in enumerate(self.plan.order):
+            picked[v] = value[at]
+        return picked
+
+    def _parts(self, bucket: list[Factor]) -> list[list[Factor]]:
+        """The bucket whole, or first-fit parts whose tables stay within the limit."""
+        if self.exact or self._size(bucket) <= self.limit:
+            return [bucket]
+        parts: list[list[Factor]] = []
+        for factor in sorted(bucket, key=lambda factor: (-factor.table.size, factor.scope)):
+            home = next((part for part in parts if self._size([*part, factor]) <= self.limit), None)
+            if home is None:
+                parts.append([factor])
+            else:
+                home.append(factor)
+        return parts
+
+    def _size(self, bucket: Sequence[Factor]) -> int:
+        return prod([self.model.domains[self.plan.order[at]] for at in _joint(bucket)])
+
+    def _message(self, bucket: list[Factor], rest: tuple[int, ...], at: int) -> _Message:
+        """Sum the bucket and minimise over its variable, or recall the same sum."""
+        place = {u: axis for axis, u in enumerate(rest)}
+        name = tuple(sorted((f.key, tuple([place[u] for u in f.scope[1:]])) for f in bucket))
+        known = self._memory.get(name)
+        if known is None:
+            views = self._views(bucket, rest)
+            size = prod([max(view.shape[axis] for view in views) for axis in range(1, len(rest) + 2)])
+            self.largest = max(self.largest, size)
+            low, best = _streamed(views) if size > _STREAMED else least(_sum(views))
+            if low[0].min() >= INFINITE:
+                raise Conflict(self.model.owner[self.plan.order[at]])
+            known = self._normal(low, best.astype(np.min_scalar_type(views[0].shape[1])))
+            if low.size <= self._room:
+                self._room -= low.size
+                self._memory[name] = known
+        return known
+
+    @staticmethod
+    def _views(bucket: list[Factor], rest: tuple[int, ...]) -> list[Ints]:
+        """Tables shaped [limbs, choices, ...] to broadcast over ``rest``, the largest first."""
+        views: list[Ints] = []
+        for factor in sorted(bucket, key=lambda factor: -factor.table.size):
+            sizes = dict(zip(factor.scope, factor.table.shape[1:], strict=True))
+            shape = (*factor.table.shape[:2], *[sizes.get(u, 1) for u in rest])
+            views.append(factor.table.reshape(shape))
+        return views
+
+    def _normal(self, low: Ints, best: NDArray[np.unsignedinteger]) -> _Message:
+        """Take the least entry out as a constant, so that messages along repeated layers become equal."""
+        flat = low.reshape(low.shape[0], -1)
+        constant = flat[:, flat[0].argmin()].copy()
+        forbidden = flat[0] >= INFINITE
+        flat -= constant[:, None]
+        flat[:, forbidden] = 0
+        flat[0, forbidden] = INFINITE
+        key, table = self.model.store.key(flat.reshape(low.shape))
+        return _Message(table, key, tuple(constant.tolist()), best)
+
+
+def _joint(bucket: Iterable[Factor]) -> tuple[int, ...]:
+    """The union of scopes, ascending; the bucket's own variable comes first."""
+    union: set[int] = set()
+    for factor in bucket:
+        union.update(factor.scope)
+    return tuple(sorted(union))
+
+
+def _sum(views: Sequence[Ints]) -> Ints:
+    """The saturating sum of broadcast tables."""
+    if len(views) == 1:
+        return views[0]
+    total = views[0] + views[1]
+    for count, view in enumerate(views[2:], 3):
+        total = total + view
+        if count % _ADDENDS == 0:
+            np.minimum(total[0], INFINITE, out=total[0])
+    np.minimum(total[0], INFINITE, out=total[0])
+    return total
+
+
+def _streamed(views: Sequence[Ints]) -> tuple[Ints, NDArray[np.intp]]:
+    """``least(_sum(views))`` one choice at a time: a large sum is never in memory."""
+    low = np.array(_sum([view[:, 0] for view in views]))
+    best = np.zeros(low.shape[1:], dtype=np.intp)
+    for index in range(1, views[0].shape[1]):
+        other = _sum([view[:, index] for view in views])
+        less = less_than(other, low)
+        np.copyto(low, other, where=less)
+        best[less] = index
+    return low, best
