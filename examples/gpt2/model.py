@@ -44,6 +44,7 @@ def build(
         bos_token_id=0,  # the default lies outside so small a vocabulary
         eos_token_id=0,
         use_cache=False,
+        loss_type="ForCausalLM",  # what it falls back to, with a warning
     )
     torch.manual_seed(0)
     with torch.device(device):

@@ -6,7 +6,6 @@ travel in one ``PlacementError``.
 
 from __future__ import annotations
 
-import textwrap
 import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -176,6 +175,8 @@ def _block(diagnostic: Diagnostic, lines: list[str], *, color: bool, width: int)
 
 def _wrap(text: str, width: int) -> list[str]:
     """Lines of at most ``width``; a word is never cut, since paths and code must stay whole."""
+    import textwrap  # noqa: PLC0415 - only a failing run needs it
+
     wrapped: list[str] = []
     for line in text.split("\n"):
         wrapped += textwrap.wrap(line, max(width, 20), break_long_words=False, break_on_hyphens=False) or [""]

@@ -115,7 +115,7 @@ class _Reader:
         """Read the statements of a file, in order."""
         source = Source(file, text)
         self.sources[file] = source.text
-        identity = os.path.realpath(file)
+        identity = _identity(file)
         self.reading[identity] = file
         raws = split(source, self.found)
         patterns: dict[int, Pattern] = {}
@@ -157,7 +157,7 @@ class _Reader:
 
     def _include(self, file: str, name: Name) -> None:
         path = os.path.normpath(os.path.join(os.path.dirname(file), name))  # noqa: PTH118, PTH120 - names stay text
-        identity = os.path.realpath(path)
+        identity = _identity(path)
         if identity in self.reading:
             chain = [*list(self.reading.values())[list(self.reading).index(identity) :], path]
             self.found.error("PLC015", f"'{name}' includes itself", name.span, notes=[" includes ".join(chain)])
@@ -169,6 +169,14 @@ class _Reader:
                 self.done.add(identity)
             else:
                 self.take(path, text)
+
+
+def _identity(path: str) -> str:
+    """What two names of one file have in common."""
+    try:
+        return os.path.realpath(path)
+    except ValueError:  # a NUL in the path; reading it will say so
+        return path
 
 
 __all__ = ["PlacementError", "Read", "load", "parse", "read_file"]

@@ -1,8 +1,8 @@
 """Cuts a text into statements before any of them is parsed.
 
 A statement starts with a keyword at the start of a line. It ends with its line, except that an open
-bracket or a trailing ``,``, ``:``, ``=`` or ``@`` carries it over to the next one, unless that starts
-with a keyword: so a mistake in one statement never swallows another. ``within`` opens a block that
+bracket or a trailing ``,``, ``:``, ``=`` or ``@`` carries it over to the next one, unless that looks like
+a statement itself: so a mistake in one never swallows another. ``within`` opens a block that
 ``}`` closes; which brace opens a block and which belongs to a path is decided here.
 """
 
@@ -22,10 +22,14 @@ MAX_DEPTH = 64
 """Blocks within blocks, and includes within includes."""
 
 _PATH = r"(?:[\w.*-]|\{(?:[^{}\n\r#\"():@]|\{[^{}\n\r#\"():@]*\})*\}|\[[^\]\n\r#:]*\])+"  # as in the grammar
-_WITHIN = re.compile(rf"(?P<header>within[^\S\r\n]+{_PATH})(?:\s|#[^\r\n]*)*\{{")
-# A line starts a statement only if what follows the word is no part of a list, so that dims called
-# `value` may stand at the start of a carried line.
-_STARTS = re.compile(rf"[^\S\r\n]*(?:{'|'.join(KEYWORDS + LATER)})(?=[^\S\r\n]+[^\s,:\])=@]|[^\S\r\n]*(?:[\r\n#]|\Z))")
+# The brace of a block stands apart from the path, or else ends the line: what is left is a path's own.
+_WITHIN = re.compile(rf"(?P<header>within[^\S\r\n]+{_PATH})(?:(?:\s|#[^\r\n]*)+\{{|\{{(?=[^\S\r\n]*(?:[\r\n#]|\Z)))")
+# Whether a line that could carry a statement on starts the next one: it does with two words in a row, which no
+# list has, or with a keyword alone. A dim called `value` may thus stand at the start of a carried line.
+_STARTS = re.compile(
+    r"[^\S\r\n]*(?:(?!stored\b)[^\W\d]\w*[^\S\r\n]+[\w*{\"]"
+    rf"|(?:{'|'.join(KEYWORDS + LATER)})(?=[^\S\r\n]+[^\s,:\])=@]|[^\S\r\n]*(?:[\r\n#]|\Z)))"
+)
 _PIECE = re.compile(
     r"(?P<end>\r\n|\n|\r)|(?P<blank>[^\S\r\n]+|#[^\r\n]*)|(?P<string>\"[^\"\r\n]*\"?)|[{}()\[\]]|[^\s#\"{}()\[\]]+"
 )
@@ -137,42 +141,57 @@ class _Splitter:
             self._error("PLC005", f"this '{self.text[unclosed[0]]}' is not closed", unclosed[0])
         elif keyword == "within" and not opens:
             broken = True
-            self._error("PLC003", "expected '{' after the path", extent.end, hint="write within PATH { ... }")
+            self._error(
+                "PLC003", "expected '{' after the path", extent.end, extent.end, hint="write within PATH { ... }"
+            )
         self._add(keyword, start, max(end, start + 1), broken=broken)
         if opens or keyword == "within":
             self._open(extent.end, reported=True)
         return extent.resume
 
     def _extent(self, start: int, at: int) -> _Extent:
-        brackets: list[int] = []
+        brackets = _Brackets()
         string: int | None = None
         end = max(at, start)
         while at < len(self.text):
             piece = _piece(self.text, at)
             shown = piece.group()
             if piece["end"] is not None:
-                carried = brackets or self.text[end - 1] in ",:=@"
-                in_path = any(self.text[b] == "{" for b in brackets)
-                if not carried or in_path or _STARTS.match(self.text, piece.end()):
+                carried = brackets.offsets or self.text[end - 1] in ",:=@"
+                if not carried or brackets.count["{"] or _STARTS.match(self.text, piece.end()):
                     break
             elif piece["blank"] is None:
-                if shown == "}" and not any(self.text[b] == "{" for b in brackets):
+                if shown == "}" and not brackets.count["{"]:
                     break
                 if piece["string"] is not None and (len(shown) == 1 or shown[-1] != '"'):
                     string = at if string is None else string
-                self._nest(brackets, shown, at)
+                brackets.take(shown, at)
                 end = piece.end()
             at = piece.end()
-        return _Extent(at, end, tuple(brackets), string)
+        return _Extent(at, end, tuple(brackets.offsets), string)
 
-    def _nest(self, brackets: list[int], shown: str, at: int) -> None:
-        if shown in _CLOSES.values():
-            brackets.append(at)
-        elif shown in _CLOSES:
-            opens = _CLOSES[shown]
-            depth = next((i for i in reversed(range(len(brackets))) if self.text[brackets[i]] == opens), None)
-            if depth is not None:
-                del brackets[depth:]
+
+class _Brackets:
+    """The brackets that are open, outermost first."""
+
+    def __init__(self) -> None:
+        self.kinds: list[str] = []
+        self.offsets: list[int] = []
+        self.count = dict.fromkeys(_CLOSES.values(), 0)
+
+    def take(self, shown: str, at: int) -> None:
+        """Open or close a bracket; one that closes nothing is left to the parser, which will stop there."""
+        opens = _CLOSES.get(shown)
+        if shown in self.count:
+            self.kinds.append(shown)
+            self.offsets.append(at)
+            self.count[shown] += 1
+        elif opens is not None and self.count[opens]:
+            closed = ""
+            while closed != opens:  # what was opened inside is closed with it
+                closed = self.kinds.pop()
+                self.offsets.pop()
+                self.count[closed] -= 1
 
 
 def _piece(text: str, at: int) -> re.Match[str]:

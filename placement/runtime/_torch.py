@@ -1,17 +1,33 @@
 """Every private torch name that the runtime leans on, so that a torch update breaks one file."""
 
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def eager(function: Callable[P, R]) -> Callable[P, R]:
+    """``torch.compiler.disable`` with its argument's type: what torch.compile leaves as it is."""
+    return torch.compiler.disable(function)  # pyright: ignore[reportReturnType]
+
+
+def version(x: torch.Tensor) -> int:
+    """How often ``x`` has been written in place."""
+    return x._version
 
 
 def in_backward() -> bool:
@@ -21,7 +37,7 @@ def in_backward() -> bool:
 
 def after_backward(callback: Callable[[], None]) -> None:
     """Call ``callback`` when the running backward pass has accumulated all its gradients."""
-    torch.autograd.Variable._execution_engine.queue_callback(callback)  # pyright: ignore
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +71,7 @@ class ThreadState:
         )
 
     @contextmanager
-    def applied(self) -> Iterator[None]:
+    def applied(self) -> Generator[None]:
         """This thread in the captured thread's state."""
         with ExitStack() as stack:
             if self.stream is not None:

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from placement.runtime import trace
+from placement.runtime._torch import eager
 from placement.runtime.cuts import Cut, block, blocks, joined, padded
 from placement.runtime.errors import MeshError, SizeError
 
@@ -54,6 +55,13 @@ class Step:
         if (self.cut is not None) != (self.kind in _CUTTING) or (self.to is not None) != (self.kind == "all_to_all"):
             raise ValueError(f"{self.kind} with cut {self.cut} to {self.to}")
 
+    @property
+    def where(self) -> Cut:
+        """``cut``, of a step that has one."""
+        if self.cut is None:
+            raise ValueError(f"{self.kind} has no cut")
+        return self.cut
+
 
 NONE = Step("none")
 ALL_REDUCE = Step("all_reduce")
@@ -83,7 +91,7 @@ class Axis(ABC):
     def __deepcopy__(self, memo: dict[int, Any]) -> Axis:
         return self  # an axis is a place, not a value: copies of a module live on the same one
 
-    @torch.compiler.disable
+    @eager
     def run(self, step: Step, x: Tensor) -> Tensor:
         """Do ``step`` with this rank's ``x``; no autograd. ``x`` is not written.
 
@@ -95,7 +103,7 @@ class Axis(ABC):
                 return _local(step, x, self.size, self.rank, self.name)
             return self.together((step, *_signature(x)), x, lambda xs: self.move(step, xs))
 
-    @torch.compiler.disable
+    @eager
     def exchange(self, forward: Step, backward: Step, x: Tensor) -> Tensor:
         """Do ``forward`` with this rank's ``x``; its gradient comes back through ``backward``."""
         if not (x.requires_grad and torch.is_grad_enabled()):
@@ -126,8 +134,8 @@ class Axis(ABC):
         sums = step.kind in ("all_reduce", "reduce_scatter") and dtype.is_floating_point
         wire = self.reduce_dtype if sums and self.reduce_dtype is not None else dtype
         sent = [_packed(step, x.to(wire), self) for x in xs]
-        full = sent[0].numel() * sent[0].element_size() * (self.size if step.kind in ("all_gather", "all_to_all") else 1)
-        trace.note(step.kind, self.name, full)
+        parts = self.size if step.kind in ("all_gather", "all_to_all") else 1
+        trace.note(step.kind, self.name, parts * sent[0].numel() * sent[0].element_size())
         return [_unpacked(step, y, self.size).to(dtype) for y in self._transport(step.kind, sent)]
 
 
@@ -149,7 +157,7 @@ class MeshAxis(Axis):
         self.group = mesh.get_group(index)
         super().__init__(name, mesh.size(index), mesh.get_local_rank(index), device, reduce_dtype)
 
-    def together(self, what: Hashable, payload: T, action: Callable[[list[T]], Sequence[U]]) -> U:
+    def together(self, what: Hashable, payload: T, action: Callable[[list[T]], Sequence[U]]) -> U:  # noqa: ARG002, D102
         return action([payload])[0]
 
     def _transport(self, kind: str, sent: list[Tensor]) -> list[Tensor]:
@@ -182,8 +190,7 @@ def _dense(x: Tensor) -> Tensor:
 def _packed(step: Step, x: Tensor, axis: Axis) -> Tensor:
     """The buffer that ``step`` sends of ``x``."""
     if step.kind == "reduce_scatter":
-        assert step.cut is not None
-        return _dense(blocks(x, step.cut, axis.size, f"reduce_scatter over axis {axis.name!r}"))
+        return _dense(blocks(x, step.where, axis.size, f"reduce_scatter over axis {axis.name!r}"))
     if step.kind == "all_to_all":
         _, to = _local_cuts(step, axis.size)
         return _dense(blocks(x, to, axis.size, f"all_to_all over axis {axis.name!r}"))
@@ -193,8 +200,7 @@ def _packed(step: Step, x: Tensor, axis: Axis) -> Tensor:
 def _unpacked(step: Step, y: Tensor, n: int) -> Tensor:
     """The result that ``step`` makes of a received buffer."""
     if step.kind == "all_gather":
-        assert step.cut is not None
-        return joined(y, step.cut, "all_gather")
+        return joined(y, step.where, "all_gather")
     if step.kind == "all_to_all":
         cut, _ = _local_cuts(step, n)
         return joined(y, cut, "all_to_all")
@@ -207,8 +213,7 @@ def _local_cuts(step: Step, n: int) -> tuple[Cut, Cut]:
     Between two factors of one dim, the inner one's ``outer`` runs over the outer factor, of which a rank
     has an n-th.
     """
-    cut, to = step.cut, step.to
-    assert cut is not None and to is not None
+    cut, to = step.where, step.to or step.where
     if cut.dim != to.dim or cut.outer == to.outer:
         return cut, to
     inner = max(cut.outer, to.outer)
@@ -225,10 +230,9 @@ def _local(step: Step, x: Tensor, n: int, rank: int, name: str) -> Tensor:
         return x
     if step.kind == "keep":
         return x if rank == 0 else torch.zeros_like(x, memory_format=torch.contiguous_format)
-    assert step.cut is not None
     if step.kind == "split":
-        return block(x, step.cut, n, rank, f"split over axis {name!r}")
-    return padded(x, step.cut, n, rank)
+        return block(x, step.where, n, rank, f"split over axis {name!r}")
+    return padded(x, step.where, n, rank)
 
 
 class _Exchange(torch.autograd.Function):

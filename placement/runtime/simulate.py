@@ -15,7 +15,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -68,7 +68,7 @@ class SimulatedMesh:
             Exception: what a rank raised, with a note of its rank. The other ranks are cancelled.
         """
         count = math.prod(self.sizes.values())
-        return each([lambda axes=self.axes(rank): body(axes) for rank in range(count)])
+        return each([partial(body, self.axes(rank)) for rank in range(count)])
 
 
 class SimulatedAxis(Axis):
@@ -82,7 +82,7 @@ class SimulatedAxis(Axis):
         self.group = tuple(r for r, other in enumerate(mesh.ranks) if {**other, name: 0} == {**at, name: 0})
         self.world_rank = rank
 
-    def together(self, what: Hashable, payload: T, action: Callable[[list[T]], Sequence[U]]) -> U:
+    def together(self, what: Hashable, payload: T, action: Callable[[list[T]], Sequence[U]]) -> U:  # noqa: D102
         if self.size == 1:
             return action([payload])[0]
         world = _worlds.current
@@ -193,9 +193,7 @@ class _World:
             raise self.failure
         return [returned[r] for r in range(self.n)]
 
-    def meet(
-        self, axis: SimulatedAxis, what: Hashable, payload: T, action: Callable[[list[T]], Sequence[U]]
-    ) -> U:
+    def meet(self, axis: SimulatedAxis, what: Hashable, payload: T, action: Callable[[list[T]], Sequence[U]]) -> U:
         """Deposit, wait for the group, return this rank's result."""
         r, group = axis.world_rank, axis.group
         meeting = self.meetings.setdefault((axis.name, group), _Meeting(what))

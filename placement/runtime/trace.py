@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from placement.runtime._torch import in_backward
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
 # Module state, not a context variable: the autograd engine runs backward in threads of its own.
 _logs: list[list[Event]] = []
@@ -29,7 +29,7 @@ class Event:
 
 
 @contextmanager
-def record() -> Iterator[list[Event]]:
+def record() -> Generator[list[Event]]:
     """Log every collective that communicates, in order of execution.
 
     On a mesh the log holds this rank's; simulated, one entry stands for all ranks of a group. What

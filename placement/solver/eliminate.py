@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from placement.solver import fallback
 from placement.solver.problem import Problem, Solution
-from placement.solver.tables import INFINITE, Conflict, Factor, Ints, Model, least, less_than
+from placement.solver.limbs import INFINITE, Conflict, Ints, least, less_than
+from placement.solver.tables import Factor, Model
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _ADDENDS = 16  # infinities that are summed before the sum is clipped
 _DENSE = 4096  # entries of a net's table from which it becomes a chain
 _STREAMED = 1 << 16  # entries from which a bucket is summed slice by slice
+_AMPLE = 1 << 20  # a largest table up to which the quick order is good enough
 _REMEMBERED = 1 << 25  # numbers that the memory of buckets may hold in all
 
 
@@ -106,7 +108,7 @@ class _Plan:
 def _plan(model: Model) -> _Plan:
     """The greedy order with the smaller tables of two."""
     by_size = _greedy(model, fill=False)
-    if by_size.largest <= _STREAMED:
+    if by_size.largest <= _AMPLE:
         return by_size
     return min(by_size, _greedy(model, fill=True), key=lambda plan: plan.work)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from placement.solver.problem import Net, Problem, Variable
-from placement.solver.tables import INFINITE, Conflict
+from placement.solver.limbs import INFINITE, Conflict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -1,108 +1,26 @@
 """A problem as tables: what elimination works on.
 
-Costs travel as *limbs*: int64 arrays compared lexicographically along axis 0, several components packed in
-one limb where their sums fit. A net with few consumers is one table over its source and consumers. A net
-with many is a chain of auxiliary variables, "what the consumers from here on ask for", in program order:
-exact, and the width stays that of the program. Sets that the rest of the net cannot tell apart are one state.
+A net with few consumers is one table over its source and consumers. A net with many is a chain of auxiliary
+variables, "what the consumers from here on ask for", in program order: exact, and the width stays that of
+the program. Sets that the rest of the net cannot tell apart are one state.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from placement.solver.problem import COMPONENTS, FORBIDDEN, Net, Problem
+from placement.solver.limbs import INFINITE, Conflict, Ints, Limbs, Store, less_than
+from placement.solver.prune import Pruned, ask_set, union_masks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-Ints = NDArray[np.int64]
-
-INFINITE = 1 << 58  # forbidden, inside the solver
-_BITS = 57  # finite sums in a limb stay below 1 << _BITS; 16 infinities fit in int64
-_INTERNED = 1 << 14  # entries up to which a table is compared with those before it
-
-
-class Conflict(Exception):
-    """Everything is forbidden; this variable of the problem is where it showed."""
-
-    def __init__(self, variable: int) -> None:
-        super().__init__(variable)
-        self.variable = variable
-
-
-@dataclass(frozen=True, slots=True)
-class Limbs:
-    """How the three components lie in int64 limbs: groups of neighbours, and the bits of each component."""
-
-    groups: tuple[tuple[int, ...], ...]
-    bits: tuple[int, ...]
-
-    @classmethod
-    def of(cls, problem: Problem) -> Limbs:
-        """Pack what fits: no total of any choice passes the sum of the largest finite entries."""
-        totals = np.zeros(COMPONENTS, dtype=object)
-        largest: dict[int, Ints] = {}
-        for costs in (*(v.costs for v in problem.variables), *(net.table for net in problem.nets)):
-            if id(costs) not in largest:
-                finite = np.where(costs[0] < FORBIDDEN, costs, 0).reshape(COMPONENTS, -1)
-                if finite.min() < 0:
-                    raise ValueError("costs are at least 0")
-                largest[id(costs)] = finite.max(axis=1)
-            totals += largest[id(costs)]
-        bits = tuple(int(total).bit_length() for total in totals)
-        if max(bits[1:]) > _BITS:
-            raise ValueError("bytes kept or launches add up to more than 2**57")
-        for groups in (((0, 1, 2),), ((0,), (1, 2)), ((0, 1), (2,))):
-            if all(sum(bits[part] for part in group) <= _BITS for group in groups):
-                return cls(groups, bits)
-        return cls(((0,), (1,), (2,)), bits)
-
-    def pack(self, costs: Ints) -> Ints:
-        """[3, ...] to [limbs, ...]; forbidden entries become infinite in limb 0 and 0 elsewhere."""
-        forbidden = costs[0] >= FORBIDDEN
-        packed = np.empty((len(self.groups), *costs.shape[1:]), dtype=np.int64)
-        for limb, group in zip(packed, self.groups, strict=True):
-            limb[...] = costs[group[0]]
-            for part in group[1:]:
-                limb <<= self.bits[part]
-                limb += costs[part]
-        packed[:, forbidden] = 0
-        packed[0, forbidden] = INFINITE
-        return packed
-
-    def unpack(self, limbs: Sequence[int]) -> tuple[int, int, int]:
-        parts = [0] * COMPONENTS
-        for limb, group in zip(limbs, self.groups, strict=True):
-            rest = int(limb)
-            for part in reversed(group[1:]):
-                parts[part] = rest & ((1 << self.bits[part]) - 1)
-                rest >>= self.bits[part]
-            parts[group[0]] = rest
-        return parts[0], parts[1], parts[2]
-
-
-def less_than(a: Ints, b: Ints) -> NDArray[np.bool_]:
-    """Lexicographic a < b over axis 0."""
-    less = a[-1] < b[-1]
-    for limb in range(a.shape[0] - 2, -1, -1):
-        less = (a[limb] < b[limb]) | ((a[limb] == b[limb]) & less)
-    return less
-
-
-def least(table: Ints) -> tuple[Ints, NDArray[np.intp]]:
-    """Lexicographic minimum over axis 1 of [limbs, choices, ...], and the lowest index that has it."""
-    lows = [table[0].min(axis=0)]
-    ranked = table[0]
-    for limb in table[1:]:
-        ranked = np.where(ranked == lows[-1], limb, np.iinfo(np.int64).max)
-        lows.append(ranked.min(axis=0))
-    return np.stack(lows), ranked.argmin(axis=0)
-
+    from placement.solver.problem import Net, Problem
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,23 +32,6 @@ class Factor:
     key: int
 
 
-@dataclass(slots=True)
-class Store:
-    """Gives each table a key by its content."""
-
-    known: dict[tuple[tuple[int, ...], bytes], tuple[int, Ints]] = field(default_factory=dict)
-    count: int = 0
-
-    def key(self, table: Ints) -> tuple[int, Ints]:
-        """The key, and the table first seen with it. Large tables are taken to be new."""
-        if table.size > _INTERNED * table.shape[0]:
-            self.count += 1
-            return self.count, table
-        found = self.known.setdefault((table.shape, table.tobytes()), (self.count + 1, table))
-        self.count = max(self.count, found[0])
-        return found
-
-
 class Model:
     """A problem as factors over variables of at least two choices, the problem's own and auxiliary ones."""
 
@@ -140,65 +41,38 @@ class Model:
         self.store = Store()
         self.factors: list[Factor] = []
         self.total = [0] * len(self.limbs.groups)
-        self.count = len(problem.variables)
-        self.owner = list(range(self.count))  # auxiliary variables belong to their net's source
-        self.kept: list[Ints] = []
-        self._tables: dict[int, tuple[int, Ints]] = {}
         self._built: dict[tuple[object, ...], tuple[int, Ints]] = {}
-        asked = [_asked(net) for net in problem.nets]
-        self._variables(problem, asked)
+        self._rising: dict[int, bool] = {}
+        pruned = Pruned(problem, self.limbs, self.store)
+        self.kept = pruned.kept
         self.domains = [len(kept) for kept in self.kept]
-        for net, masks in zip(problem.nets, asked, strict=True):
-            self._net(net, {v: bits[self.kept[v]] for v, bits in masks.items()})
+        self.owner = list(range(len(self.domains)))  # auxiliary variables belong to their net's source
+        for v, (key, table) in enumerate(pruned.costs):
+            self._add((v,) if self.domains[v] > 1 else (), table if self.domains[v] > 1 else table[:, 0], key, v)
+        for net, key, asked in zip(problem.nets, pruned.tables, pruned.asked, strict=True):
+            masks = {v: bits[self.kept[v]] for v, bits in asked.items()}
+            self._net(net, key, pruned.by_key[key], masks)
 
     def choice(self, picked: Sequence[int]) -> tuple[int, ...]:
         """Choices of the problem from values of the model's variables."""
         return tuple(int(kept[picked[v]]) for v, kept in enumerate(self.kept))
 
-    def _variables(self, problem: Problem, asked: list[dict[int, Ints]]) -> None:
-        """Of choices that every net sees alike keep the cheapest; drop forbidden ones."""
-        seen: list[list[Ints]] = [[] for _ in problem.variables]
-        for net, masks in zip(problem.nets, asked, strict=True):
-            seen[net.source].append(net.produced)
-            for v, bits in masks.items():
-                seen[v].append(bits)
-        done: dict[tuple[bytes, ...], tuple[Ints, int, Ints]] = {}
-        for v, variable in enumerate(problem.variables):
-            columns = (variable.costs, *seen[v])
-            name = tuple(part.tobytes() for part in columns)
-            if name not in done:
-                packed = self.limbs.pack(variable.costs)
-                kept = _distinct(packed, seen[v])
-                if not len(kept):
-                    raise Conflict(v)
-                done[name] = (kept, *self.store.key(packed[:, kept]))
-            kept, key, table = done[name]
-            self.kept.append(kept)
-            self._add((v,) if len(kept) > 1 else (), table if len(kept) > 1 else table[:, 0], key)
-
-    def _add(self, scope: tuple[int, ...], table: Ints, key: int) -> None:
+    def _add(self, scope: tuple[int, ...], table: Ints, key: int, owner: int) -> None:
         if scope:
             self.factors.append(Factor(scope, table, key))
             return
         if table[0] >= INFINITE:
-            raise Conflict(self._at)
+            raise Conflict(owner)
         self.total = [a + int(b) for a, b in zip(self.total, table, strict=True)]
 
-    def _packed(self, table: Ints) -> tuple[int, Ints]:
-        """A net's table in limbs; nets share tables by identity or by content."""
-        if id(table) not in self._tables:
-            self._tables[id(table)] = self.store.key(self.limbs.pack(table))
-        return self._tables[id(table)]
-
-    def _net(self, net: Net, masks: dict[int, Ints]) -> None:
-        self._at = net.source
-        key, table = self._packed(net.table)
+    def _net(self, net: Net, key: int, table: Ints, masks: dict[int, Ints]) -> None:
         produced = net.produced[self.kept[net.source]]
         own = masks.pop(net.source, np.zeros_like(produced)) | net.always
         for v in [v for v in masks if self.domains[v] == 1]:
             own = own | masks.pop(v)
         if prod([self.domains[v] for v in (net.source, *masks)]) > self.dense and len(masks) > 1:
-            self._chain(table, produced, own, masks, net.source)
+            build = self._hub if self._monotone(key, table) else self._chain
+            build(table, produced, own, masks, net.source)
         else:
             self._clique(key, table, produced, own, masks, net.source)
 
@@ -215,7 +89,36 @@ class Model:
             self._built[name] = self.store.key(np.ascontiguousarray(whole))
         scope = ((source,) if len(produced) > 1 else ()) + tuple(masks)
         found, whole = self._built[name]
-        self._add(scope, whole, found)
+        self._add(scope, whole, found, source)
+
+    def _hub(self, table: Ints, produced: Ints, own: Ints, masks: dict[int, Ints], source: int) -> None:
+        """One auxiliary variable: a set that covers what is asked for. A larger set never costs less."""
+        columns = {mask: table[:, produced, own | mask] for mask in union_masks(Counter(map(ask_set, masks.values())))}
+        sets = _covers({mask: column for mask, column in columns.items() if column[0].min() < INFINITE})
+        if not sets:
+            raise Conflict(source)
+        whole = np.stack([columns[mask] for mask in sets], axis=2)
+        hub = self._auxiliary(len(sets), source) if len(sets) > 1 else None
+        scope = tuple(v for v, kept in ((source, len(produced) > 1), (hub, True)) if kept and v is not None)
+        key, whole = self.store.key(np.ascontiguousarray(whole.reshape(-1, *[self.domains[v] for v in scope])))
+        self._add(scope, whole, key, source)
+        allowed = np.array(sets)
+        for v, bits in masks.items():
+            fits = (bits[:, None] & ~allowed[None, :]) == 0
+            if fits.all():
+                continue
+            pair = np.zeros((len(self.total), *fits.shape), dtype=np.int64)
+            pair[0, ~fits] = INFINITE
+            scope = (v, hub) if hub is not None else (v,)
+            key, pair = self.store.key(pair.reshape(-1, *[self.domains[x] for x in scope]))
+            self._add(scope, pair, key, v)
+
+    def _monotone(self, key: int, table: Ints) -> bool:
+        """Whether adding a type to a set never makes it cheaper. Conversion tables are so; any table may come."""
+        if key not in self._rising:
+            masks = np.arange(table.shape[2])
+            self._rising[key] = not any(less_than(table[:, :, masks | 1 << t], table).any() for t in range(table.shape[1]))
+        return self._rising[key]
 
     def _chain(self, table: Ints, produced: Ints, own: Ints, masks: dict[int, Ints], source: int) -> None:
         """Auxiliary variables for the set asked for so far, from the last consumer back to the first.
@@ -238,7 +141,7 @@ class Model:
         whole = table[:, produced[:, None], own[:, None] | ends[None, :]]
         scope = tuple(v for v, kept in ((source, len(produced) > 1), (before, len(ends) > 1)) if kept and v is not None)
         whole = np.ascontiguousarray(whole.reshape(-1, *[self.domains[v] for v in scope]))
-        self._add(scope, whole, self.store.key(whole)[0])
+        self._add(scope, whole, self.store.key(whole)[0], source)
 
     def _auxiliary(self, domain: int, source: int) -> int:
         self.domains.append(domain)
@@ -260,26 +163,20 @@ class Model:
         whole = whole.reshape(-1, *[self.domains[x] for x in scope])
         if whole.any():
             key, whole = self.store.key(whole)
-            self._add(scope, whole, key)
+            self._add(scope, whole, key, v)
 
 
-def _asked(net: Net) -> dict[int, Ints]:
-    """Per consuming variable the mask each of its choices asks for, several uses joined."""
-    masks: dict[int, Ints] = {}
-    for v, ids in net.consumers:
-        bits = np.left_shift(1, ids)
-        masks[v] = masks[v] | bits if v in masks else bits
-    return masks
-
-
-def _distinct(packed: Ints, seen: list[Ints]) -> Ints:
-    """Indices of the cheapest choice of each kind, ascending; none that is forbidden."""
-    best: dict[tuple[int, ...], tuple[tuple[int, ...], int]] = {}
-    kinds = zip(*(part.tolist() for part in seen), strict=True) if seen else [()] * packed.shape[1]
-    for index, (kind, cost) in enumerate(zip(kinds, zip(*packed.tolist(), strict=True), strict=True)):
-        if cost[0] < INFINITE and (kind not in best or (cost, index) < best[kind]):
-            best[kind] = (cost, index)
-    return np.array(sorted(index for _, index in best.values()), dtype=np.int64)
+def _covers(columns: dict[int, Ints]) -> list[int]:
+    """The sets worth having: no larger one costs the same."""
+    by_price: dict[bytes, list[int]] = {}
+    for mask, column in columns.items():
+        by_price.setdefault(column.tobytes(), []).append(mask)
+    return sorted(
+        mask
+        for masks in by_price.values()
+        for mask in masks
+        if not any(mask != other and mask & ~other == 0 for other in masks)
+    )
 
 
 def _states(rows: Ints, own: Ints, asks: list[list[int]]) -> list[dict[int, int]]:

@@ -1,0 +1,118 @@
+"""What each call is held to: the sizes and kinds of inputs that the program was made for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from placement.runtime.axis import Axis, MeshAxis
+from placement.runtime.cuts import Cut, local_shape
+from placement.runtime.errors import SizeError
+from placement.runtime.outputs import mapped
+
+if TYPE_CHECKING:
+    import inspect
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+Spec = tuple[Any, ...]  # (dims, cut) or (dims, cut, kind)
+
+
+class Guard:
+    """The inputs of a program, as checks."""
+
+    def __init__(
+        self, inputs: Mapping[str, Spec], divides: Mapping[str, int], signature: inspect.Signature, *, same_blocks: bool
+    ) -> None:
+        self.inputs = inputs
+        self.divides = divides
+        self.signature = signature
+        self.same_blocks = same_blocks
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Guard:
+        return self  # it is never changed
+
+    def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The call's arguments by name."""
+        return dict(self.signature.bind(*args, **kwargs).arguments)
+
+    def layout(self, name: str) -> tuple[tuple[Axis, Cut], ...]:
+        """Where the input ``name`` is cut."""
+        return self.inputs[name][1] if name in self.inputs else ()
+
+    def check(self, arguments: Mapping[str, Any], *, local: bool) -> None:
+        """Refuse sizes or kinds that the program was not made for; ``local`` where inputs are this rank's blocks.
+
+        Raises:
+            SizeError: names the input, dim, size and axis.
+            TypeError: a tensor of another kind (int for float).
+        """
+        tensors: dict[str, Tensor] = {}
+        mapped(lambda name, values: tensors.update({name: values[0]}), [dict(arguments)])
+        known = {name: x for name, x in tensors.items() if name in self.inputs}
+        for name, x in known.items():
+            _check_kind(name, x, self.inputs[name])
+        if local and self.same_blocks:
+            self._compare_blocks(known)
+        sizes: dict[str, tuple[int, str]] = {}
+        for name, x in known.items():
+            self._check_sizes(name, self._global_shape(name, x, local=local), sizes)
+
+    def _global_shape(self, name: str, x: Tensor, *, local: bool) -> tuple[int, ...]:
+        shape = list(x.shape)
+        for axis, cut in self.layout(name):
+            if local:
+                shape[cut.dim] *= axis.size
+            local_shape(tuple(shape), cut, axis.size, f"input {name!r} on axis {axis.name!r}")
+        return tuple(shape)
+
+    def _check_sizes(self, name: str, shape: tuple[int, ...], sizes: dict[str, tuple[int, str]]) -> None:
+        axes = {axis.name: axis.size for spec in self.inputs.values() for axis, _ in spec[1]}
+        for dim, (size, wanted) in enumerate(zip(shape, self.inputs[name][0], strict=True)):
+            where = f"dim {dim} of input {name!r}"
+            if isinstance(wanted, int) and size != wanted:
+                raise SizeError(f"{where} has size {size}; the program was made for {wanted}")
+            if not isinstance(wanted, str):
+                continue
+            first, place = sizes.setdefault(wanted, (size, where))
+            if first != size:
+                raise SizeError(f"{where} ({wanted}) has size {size}, but {place} ({wanted}) has {first}")
+            if size % self.divides.get(wanted, 1):
+                by = self.divides[wanted]
+                named = " and ".join(repr(axis) for axis, n in axes.items() if by % n == 0)
+                on = f" (axis {named})" if named else ""
+                raise SizeError(f"{where} ({wanted}) has size {size}, not a multiple of {by}{on}")
+
+    def _compare_blocks(self, tensors: Mapping[str, Tensor]) -> None:
+        """Gather the sizes of sharded inputs on their axis: unequal ones would hang in a collective."""
+        axes = {axis for name in tensors for axis, _ in self.layout(name) if isinstance(axis, MeshAxis)}
+        for axis in sorted(axes, key=lambda axis: axis.name):
+            names = [name for name in tensors if any(a is axis for a, _ in self.layout(name))]
+            own = torch.tensor([size for name in names for size in tensors[name].shape], device=axis.device)
+            every = own.new_empty(axis.size * own.numel())
+            # Straight to torch.distributed: a check is no part of the program's recorded communication.
+            dist.all_gather_single(every, own, group=axis.group)
+            shapes = every.view(axis.size, -1).tolist()
+            if any(row != shapes[0] for row in shapes):
+                shown = "; ".join(f"rank {rank}: {row}" for rank, row in enumerate(shapes))
+                raise SizeError(f"blocks of {', '.join(map(repr, names))} differ on axis {axis.name!r}: {shown}")
+
+
+def _check_kind(name: str, x: Tensor, spec: Spec) -> None:
+    if x.ndim != len(spec[0]):
+        dims = ", ".join(map(str, spec[0]))
+        raise SizeError(f"input {name!r} has shape {list(x.shape)}; the program was made for dims [{dims}]")
+    if len(spec) > 2 and spec[2] is not None and kind(x.dtype) != spec[2]:
+        raise TypeError(f"input {name!r} is {x.dtype}; the program was made for {spec[2]}")
+
+
+def kind(dtype: torch.dtype) -> str:
+    """The kind of a dtype: bool, int, float or complex."""
+    if dtype.is_floating_point:
+        return "float"
+    if dtype.is_complex:
+        return "complex"
+    return "bool" if dtype is torch.bool else "int"

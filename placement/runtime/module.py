@@ -1,0 +1,114 @@
+"""Emitted modules: parameters declared by their one-device shape, and how they are used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from placement.runtime._torch import eager
+from placement.runtime.cuts import Cut
+from placement.runtime.exchange import replicated
+
+if TYPE_CHECKING:
+    from placement.runtime.axis import Axis
+    from placement.runtime.reductions import Aliases
+
+# Where a value is cut: nowhere, on the only axis, or by axis name.
+Cuts = Cut | dict[str, Cut] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A parameter or buffer by its one-device shape, before the mesh is known."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    cut: Cuts
+    parameter: bool
+    trainable: bool
+    persistent: bool
+
+    def made(self, shape: tuple[int, ...]) -> Tensor:
+        """The tensor without data, of this rank's ``shape``."""
+        data = torch.empty(shape, dtype=self.dtype, device="meta")
+        return nn.Parameter(data, requires_grad=self.trainable) if self.parameter else data
+
+
+@dataclass(frozen=True, slots=True)
+class Tied:
+    """The same parameter as another of the program, by dotted name."""
+
+    name: str
+
+
+def param(*shape: int, dtype: torch.dtype = torch.float32, cut: Cuts = None, trainable: bool = True) -> Declared:
+    """A parameter of one-device ``shape``; ``cut`` says where the axis shards it."""
+    return Declared(shape, dtype, cut, parameter=True, trainable=trainable, persistent=True)
+
+
+def buffer(*shape: int, dtype: torch.dtype = torch.float32, persistent: bool = True, cut: Cuts = None) -> Declared:
+    """A buffer of one-device ``shape``; one that is not persistent is no part of the state dict."""
+    return Declared(shape, dtype, cut, parameter=False, trainable=False, persistent=persistent)
+
+
+def tied(name: str) -> Tied:
+    """The parameter ``name`` of the program under a second name."""
+    return Tied(name)
+
+
+class Module(nn.Module):
+    """A module of an emitted program.
+
+    Members become what they are: modules, lists and dicts of modules, ``param``, ``buffer``, ``tied``;
+    anything else is a plain attribute. Parameters have no data until a state dict is loaded. Once the program is
+    on a mesh, each axis is an attribute under its name.
+    """
+
+    def __init__(self, **members: Any) -> None:
+        super().__init__()
+        self._declared: dict[str, Declared] = {}
+        self._tied: dict[str, Tied] = {}
+        self._aliases: Aliases = {}
+        for name, member in members.items():
+            self._add(name, member)
+
+    def _add(self, name: str, member: Any) -> None:
+        if hasattr(type(self), name):
+            raise ValueError(f"{type(self).__name__} cannot have a member {name!r}: its class has one")
+        if isinstance(member, Declared):
+            self._declared[name] = member
+            self._register(name, member, member.shape)
+        elif isinstance(member, Tied):
+            self._tied[name] = member
+            self.register_parameter(name, None)
+        elif isinstance(member, (list, tuple)) and all(isinstance(m, nn.Module) for m in member):
+            self.add_module(name, nn.ModuleList(member))
+        elif isinstance(member, dict) and all(isinstance(m, nn.Module) for m in member.values()):
+            self.add_module(name, nn.ModuleDict(member))
+        else:
+            setattr(self, name, member)
+
+    def _register(self, name: str, declared: Declared, shape: tuple[int, ...]) -> None:
+        tensor = declared.made(shape)
+        if isinstance(tensor, nn.Parameter):
+            self.register_parameter(name, tensor)
+        else:
+            self.register_buffer(name, tensor, persistent=declared.persistent)
+
+    @eager
+    def summed(self, name: str, axis: Axis) -> Tensor:
+        """The parameter ``name`` used I → R on ``axis``: its gradient is summed over the ranks.
+
+        In a call of the program all such parameters share one reduction. In a call of this module alone
+        each has its own.
+        """
+        owner, _, attribute = name.rpartition(".")
+        parameter = getattr(self.get_submodule(owner), attribute)
+        found = self._aliases.get((axis.name, id(parameter)))
+        # By identity: a wrapper may have put another tensor in the parameter's place for this call.
+        if found is not None and found[0] is parameter and torch.is_grad_enabled():
+            return found[1]
+        return replicated(parameter, axis)

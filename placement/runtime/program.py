@@ -1,0 +1,267 @@
+"""The root of an emitted program: put on a mesh, called under guards, reduced once per backward."""
+
+# ruff: noqa: SLF001 - a program binds the modules under it
+
+from __future__ import annotations
+
+import copy
+import inspect
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Partial, Placement, Shard
+
+from placement.runtime import state
+from placement.runtime._torch import eager
+from placement.runtime.axis import Axis, MeshAxis
+from placement.runtime.cuts import Cut, local_shape
+from placement.runtime.errors import MeshError, SizeError, StateError
+from placement.runtime.guards import Guard, Spec
+from placement.runtime.module import Module, Tied
+from placement.runtime.outputs import mapped
+from placement.runtime.reductions import Reducer
+from placement.runtime.simulate import SimulatedMesh
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping
+
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from placement.runtime.simulated import Simulated
+
+
+class Program(Module):
+    """The root of an emitted program. Subclasses state their interface as class attributes.
+
+    ``axes``: size by axis name. ``inputs``: by dotted name (dims, cut) or (dims, cut, kind), dims being
+    one-device sizes, names of dynamic dims or None, kind one of int, float, bool, complex. ``outputs``: None for
+    replicated, "P" for a term per rank, or a cut. ``divides``: a number that each named dim must be a
+    multiple of. ``hooks``: by axis, the parameters used through ``summed``. ``same_blocks``: whether ranks compare
+    the sizes of sharded inputs at each call (one small gather), so as to refuse instead of hanging.
+    """
+
+    axes: ClassVar[Mapping[str, int]] = {}
+    inputs: ClassVar[Mapping[str, Spec]] = {}
+    outputs: ClassVar[Mapping[str, Any]] = {}
+    divides: ClassVar[Mapping[str, int]] = {}
+    hooks: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    same_blocks: ClassVar[bool] = True
+
+    def __init__(self, **members: Any) -> None:
+        super().__init__(**members)
+        self.restore: Callable[[Any], Any] | None = None
+        self._axes: dict[str, Axis] = {}
+        self._layouts: dict[str, tuple[tuple[Axis, Cut], ...]] = {}
+        self._reducers: list[Reducer] = []
+        self._guard: Guard | None = None
+        self._loaded = False
+
+    # -- binding ---------------------------------------------------------------------------------
+
+    def on(self, mesh: DeviceMesh | SimulatedMesh, reduce_dtype: torch.dtype | None = None) -> Program | Simulated:
+        """Put the program on a mesh: local shapes, and each axis an attribute of every module.
+
+        On a ``DeviceMesh`` this rank's program is returned; on a simulated one, a module that holds a copy
+        per rank. ``reduce_dtype`` is the dtype that sums are done in.
+
+        Raises:
+            MeshError: an axis is missing or has another size.
+            SizeError: an axis does not divide a parameter's dim.
+        """
+        if isinstance(mesh, SimulatedMesh):
+            from placement.runtime.simulated import Simulated  # noqa: PLC0415 - it builds on this module
+
+            return Simulated(self, mesh, reduce_dtype)
+        return self.bound({name: MeshAxis(mesh, name, reduce_dtype) for name in self.axes})
+
+    def bound(self, axes: Mapping[str, Axis]) -> Program:
+        """Put the program on given axes; see ``on``."""
+        for name, size in self.axes.items():
+            if name not in axes:
+                raise MeshError(f"the program needs an axis {name!r}; the mesh has {', '.join(axes) or 'none'}")
+            if axes[name].size != size:
+                raise MeshError(f"axis {name!r} has size {axes[name].size}; the program was emitted for {size}")
+        self._axes = {name: axes[name] for name in self.axes}
+        for path, module in self.named_modules():
+            if isinstance(module, Module):
+                self._bind(path, module)
+        for path, module in self.named_modules():
+            if isinstance(module, Module):
+                for name, tie in module._tied.items():
+                    module.register_parameter(name, self._resolved(tie))
+                    self._layouts[_dotted(path, name)] = self._layouts.get(tie.name, ())
+        self._check_outputs()
+        self._reducers = [Reducer(self._axis(name), names, self.get_parameter) for name, names in self.hooks.items()]
+        for reducer in self._reducers:
+            for name in reducer.names:
+                self.get_parameter(name)  # a hook that names nothing fails here, not in training
+        inputs = {name: (spec[0], self.layout(spec[1]), *spec[2:]) for name, spec in self.inputs.items()}
+        self._guard = Guard(inputs, self.divides, inspect.signature(self.forward), same_blocks=self.same_blocks)
+        return self
+
+    def _bind(self, path: str, module: Module) -> None:
+        module._aliases = self._aliases
+        for name, axis in self._axes.items():
+            if hasattr(module, name):
+                raise MeshError(f"axis {name!r} cannot have the name of a member of module {path or 'root'!r}")
+            setattr(module, name, axis)
+        for name, declared in module._declared.items():
+            full = _dotted(path, name)
+            layout = self._layouts[full] = self.layout(declared.cut)
+            shape = declared.shape
+            for axis, cut in layout:
+                shape = local_shape(shape, cut, axis.size, f"{full} on axis {axis.name!r}")
+            module._register(name, declared, shape)
+
+    def _resolved(self, tie: Tied) -> nn.Parameter:
+        path, _, attribute = tie.name.rpartition(".")
+        parameter = getattr(self.get_submodule(path), attribute, None)
+        if not isinstance(parameter, nn.Parameter):
+            raise StateError(f"tied to {tie.name}, which owns no data: name the parameter that does")
+        return parameter
+
+    def _axis(self, name: str) -> Axis:
+        if name not in self._axes:
+            raise MeshError(f"no axis {name!r}: the program has {', '.join(self._axes) or 'none'}")
+        return self._axes[name]
+
+    @property
+    def mesh_axes(self) -> Mapping[str, Axis]:
+        """The axes by name, once on a mesh."""
+        return self._axes
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors are loaded to."""
+        return next((axis.device for axis in self._axes.values()), torch.device("cpu"))
+
+    @property
+    def guard(self) -> Guard:
+        """What each call is held to."""
+        if self._guard is None:
+            raise MeshError("the program is on no mesh: call .on(mesh) first")
+        return self._guard
+
+    def layout(self, cut: Any) -> tuple[tuple[Axis, Any], ...]:
+        """Where a value is cut (or partial), as pairs (axis, cut), outermost first."""
+        if cut is None:
+            return ()
+        if isinstance(cut, dict):
+            return tuple((self._axes[name], cut[name]) for name in self._axes if cut.get(name) is not None)
+        if len(self._axes) != 1:
+            raise MeshError(f"{cut} without an axis, in a program of axes {', '.join(self._axes) or 'none'}")
+        return tuple((axis, cut) for axis in self._axes.values())
+
+    def _check_outputs(self) -> None:
+        for name, spec in self.outputs.items():
+            for axis, cut in self.layout(spec):
+                if isinstance(axis, MeshAxis) and isinstance(cut, Cut) and cut.outer != 1:
+                    raise SizeError(f"output {name!r} on axis {axis.name!r}: no DTensor has the layout {cut}")
+
+    # -- calling ---------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call ``forward`` under the guards, with reductions shared by all parameters."""
+        self._open(args, kwargs)
+        try:
+            result = super().__call__(*args, **kwargs)
+        finally:
+            self._aliases.clear()
+        return self._finished(result)
+
+    @eager
+    def _open(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse what the program was not made for; alias the parameters that share a reduction."""
+        guard = self.guard
+        self.refuse_meta()
+        guard.check(guard.arguments(args, kwargs), local=True)
+        self._aliases.clear()
+        for reducer in self._reducers:
+            reducer.open(self._aliases)
+
+    def refuse_meta(self) -> None:
+        """Raise where a parameter or buffer has no data yet."""
+        if self._loaded:
+            return
+        if missing := self.meta_tensors():
+            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            raise StateError(f"no data in {', '.join(missing[:3])}{more}: load_full_state_dict loads it")
+        self._loaded = True
+
+    @eager
+    def _finished(self, result: Any) -> Any:
+        """The result as a caller on a DeviceMesh gets it: sharded and partial outputs are DTensors."""
+        if not all(isinstance(axis, MeshAxis) for axis in self._axes.values()):
+            return result
+
+        def wrapped(name: str, tensors: list[Tensor]) -> Tensor:
+            for axis, how in reversed(self.layout(self.outputs.get(name))):
+                if not isinstance(axis, MeshAxis):
+                    continue
+                placement: Placement = Partial() if how == "P" else Shard(how.dim % tensors[0].ndim)
+                return DTensor.from_local(tensors[0], axis.mesh, [placement], run_check=False)
+            return tensors[0]
+
+        result = mapped(wrapped, [result])
+        return result if self.restore is None else self.restore(result)
+
+    # -- gradients and state ---------------------------------------------------------------------
+
+    @contextmanager
+    def no_sync(self) -> Generator[None]:
+        """Gradient accumulation: reductions of backwards in here wait for the next backward outside."""
+        before = [reducer.deferred for reducer in self._reducers]
+        for reducer in self._reducers:
+            reducer.deferred = True
+        try:
+            yield
+        finally:
+            for reducer, deferred in zip(self._reducers, before, strict=True):
+                reducer.deferred = deferred
+
+    def waiting(self) -> list[str]:
+        """Parameters whose gradients lack what backwards under ``no_sync`` contributed."""
+        return [name for reducer in self._reducers for name in reducer.waiting()]
+
+    def layout_of(self, name: str) -> tuple[tuple[Axis, Cut], ...]:
+        """Where the parameter or buffer ``name`` is cut, outermost axis first."""
+        return self._layouts.get(name, ())
+
+    def meta_tensors(self) -> list[str]:
+        """Names of parameters and buffers that have no data yet."""
+        return [name for name, tensor in state.tensors(self).items() if tensor.is_meta]
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """Copies of the one-device parameters and persistent buffers, by original name, on every rank."""
+        return state.full_state_dict(self)
+
+    def full_gradients(self) -> dict[str, Tensor | None]:
+        """Copies of the one-device gradients by parameter name, on every rank; None where there is none.
+
+        Raises:
+            StateError: backwards under ``no_sync`` wait for one outside.
+        """
+        return state.full_gradients(self)
+
+    def load_full_state_dict(self, given: Mapping[str, Tensor], *, strict: bool = True) -> None:
+        """Load one-device tensors by original name; each rank keeps its blocks.
+
+        Parameters without data get some, on the axis's device; others are written in place. One name of a tied
+        group is enough. Buffers outside the state dict are loaded if named.
+
+        Raises:
+            StateError: a name is missing or unknown (if ``strict``), or a shape differs. Nothing is changed.
+        """
+        state.load_full_state_dict(self, given, strict=strict)
+
+
+def _dotted(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def clone(program: Program) -> Program:
+    """A copy that has not been put on a mesh."""
+    return copy.deepcopy(program)

@@ -1,0 +1,187 @@
+"""The sum of replicated parameters' gradients, made part of the emitted module.
+
+A parameter used I → R has a gradient that is one term per rank. At each call of the program one
+autograd function takes all such parameters and hands out aliases; its backward therefore receives
+exactly what this backward contributed, once, after every use of every parameter. It flattens the
+contributions per dtype, sums each flat tensor over the axis in one collective, and returns the sums. So
+gradients are final when ``backward`` returns, ``torch.autograd.grad`` sees the same, a gradient that
+has been summed is never summed again, and nothing hangs on Parameter objects that ``.to()`` or a
+wrapper could swap.
+
+Under ``no_sync`` the contributions wait here instead and join the next backward outside. ``.grad`` gets
+zeros meanwhile: it never holds numbers that are not summed, and a ``zero_grad`` in between shows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from placement.runtime._torch import after_backward, version
+from placement.runtime.axis import ALL_REDUCE, NONE, Axis, joint_exchange
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from torch import Tensor
+
+# (axis, id of the parameter) -> the parameter and its alias in the running call
+Aliases = dict[tuple[str, int], tuple["Tensor", "Tensor"]]
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """What one parameter's ``no_sync`` backwards contributed, and ``.grad`` as the last of them left it."""
+
+    total: Tensor
+    grad: Tensor | None = None
+    version: int = 0
+
+    def zeroed(self, parameter: Tensor) -> bool:
+        """Whether the user has zeroed the gradient since."""
+        if self.grad is None:  # that backward was ``torch.autograd.grad``: it left no mark
+            return False
+        now = parameter.grad
+        if now is None:
+            return True
+        touched = now is not self.grad or version(now) != self.version
+        return touched and not bool(now.any())
+
+
+class Reducer:
+    """One rank's hooked parameters of one axis, and what they have waiting."""
+
+    def __init__(self, axis: Axis, names: Iterable[str], lookup: Callable[[str], Tensor]) -> None:
+        self.axis = axis
+        self.names = tuple(names)
+        self.lookup = lookup
+        self.deferred = False
+        self._waiting: dict[str, _Waiting] = {}
+
+    def open(self, aliases: Aliases) -> None:
+        """Put an alias of each hooked parameter into ``aliases``, for one call of the program."""
+        if self.axis.size == 1 or not torch.is_grad_enabled():
+            return
+        parameters: dict[str, Tensor] = {}
+        seen: set[int] = set()
+        for name in self.names:
+            parameter = self.lookup(name)
+            # A wrapper's DTensor is unwrapped later, in the module's own call, and summed there.
+            if parameter.requires_grad and not isinstance(parameter, DTensor) and id(parameter) not in seen:
+                seen.add(id(parameter))
+                parameters[name] = parameter
+        if not parameters:
+            return
+        row = (self, tuple(parameters), tuple(parameters.values()))
+        made = self.axis.together(("the sum of", *parameters), row, _joint_aliases)
+        for parameter, alias in zip(parameters.values(), made, strict=True):
+            aliases[self.axis.name, id(parameter)] = (parameter, alias)
+
+    def waiting(self) -> list[str]:
+        """Names of parameters whose gradients lack what ``no_sync`` backwards contributed."""
+        self._drop_zeroed(self._waiting)
+        return list(self._waiting)
+
+    def defer(self, name: str, contribution: Tensor) -> Tensor:
+        """Keep a contribution for later; returns what ``.grad`` gets meanwhile."""
+        self._drop_zeroed([name])
+        kept = self._waiting.get(name)
+        total = contribution.detach().clone() if kept is None else kept.total.to(contribution) + contribution.detach()
+        self._waiting[name] = _Waiting(total)
+        return contribution.new_zeros(()).expand(contribution.shape)
+
+    def mark(self) -> None:
+        """Note each ``.grad`` as a deferring backward left it."""
+        for name, kept in self._waiting.items():
+            kept.grad = self.lookup(name).grad
+            kept.version = 0 if kept.grad is None else version(kept.grad)
+
+    def due(self, name: str, contribution: Tensor | None) -> Tensor | None:
+        """This backward's contribution with what has waited."""
+        self._drop_zeroed([name])
+        kept = self._waiting.pop(name, None)
+        if kept is None:
+            return contribution
+        if contribution is None:
+            return kept.total.to(self.lookup(name))
+        return contribution + kept.total.to(contribution)
+
+    def _drop_zeroed(self, names: Iterable[str]) -> None:
+        for name in list(names):
+            if name in self._waiting and self._waiting[name].zeroed(self.lookup(name)):
+                del self._waiting[name]
+
+
+_Row = tuple[Reducer, tuple[str, ...], tuple["Tensor", ...]]
+
+
+def _joint_aliases(rows: list[_Row]) -> list[tuple[Tensor, ...]]:
+    """Aliases for the parameters of every rank in this process, from one autograd function."""
+    names = rows[0][1]
+    flat = _Sum.apply([reducer for reducer, _, _ in rows], names, *(p for _, _, ps in rows for p in ps))
+    return _rows(flat, len(names))  # pyright: ignore[reportArgumentType]
+
+
+def _rows(flat: Sequence[Any], width: int) -> list[tuple[Any, ...]]:
+    return [tuple(flat[start : start + width]) for start in range(0, len(flat), width)]
+
+
+class _Sum(torch.autograd.Function):
+    """Identity forward; backward sums the gradients over the axis. Parameters rank by rank."""
+
+    @staticmethod
+    def forward(ctx: Any, reducers: list[Reducer], names: tuple[str, ...], *parameters: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.reducers, ctx.names = reducers, names
+        return tuple(parameter.view_as(parameter) for parameter in parameters)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        reducers: list[Reducer] = ctx.reducers
+        # Only gradients that are asked for: what waits for another parameter must not be spent here.
+        asked = _rows(ctx.needs_input_grad[2:], len(ctx.names))
+        step = _defer if reducers[0].deferred else _due
+        rows = [
+            [step(reducer, *each) for each in zip(ctx.names, row, asks, strict=True)]
+            for reducer, row, asks in zip(reducers, _rows(grads, len(ctx.names)), asked, strict=True)
+        ]
+        if reducers[0].deferred:
+            for reducer in reducers:
+                after_backward(reducer.mark)
+        else:
+            rows = _summed(reducers[0].axis, rows)
+        return (None, None, *(grad for row in rows for grad in row))
+
+
+def _defer(reducer: Reducer, name: str, grad: Tensor | None, asked: bool) -> Tensor | None:
+    return reducer.defer(name, grad) if asked and grad is not None else None
+
+
+def _due(reducer: Reducer, name: str, grad: Tensor | None, asked: bool) -> Tensor | None:
+    return reducer.due(name, grad) if asked else None
+
+
+def _summed(axis: Axis, rows: list[list[Tensor | None]]) -> list[list[Tensor | None]]:
+    """Sum the columns of ``rows`` over the axis: one flat tensor and one collective per dtype."""
+    # Simulated ranks may differ in what they got; a rank without a contribution adds zeros.
+    like: dict[int, Tensor] = {}
+    for row in rows:
+        like.update({index: grad for index, grad in enumerate(row) if grad is not None})
+    groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for index in sorted(like):
+        groups.setdefault((like[index].dtype, like[index].device), []).append(index)
+    sums: list[list[Tensor | None]] = [[None] * len(row) for row in rows]
+    for members in groups.values():
+        flats = [torch.cat([_flat(row[index], like[index]) for index in members]) for row in rows]
+        for flat, into in zip(joint_exchange(axis, ALL_REDUCE, NONE, flats), sums, strict=True):
+            pieces = flat.split([like[index].numel() for index in members])
+            for index, piece in zip(members, pieces, strict=True):
+                into[index] = piece.view(like[index].shape)
+    return sums
+
+
+def _flat(grad: Tensor | None, like: Tensor) -> Tensor:
+    return (torch.zeros_like(like) if grad is None else grad).reshape(-1)

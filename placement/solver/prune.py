@@ -1,0 +1,247 @@
+"""Choices that no best solution needs, found before any table is built.
+
+Choice a of a variable is not needed where some b costs no more whatever the neighbours choose: the sum over
+the variable's nets of the worst that b can cost more than a, in any state the net can still reach, plus
+the difference of their own costs, is at most 0. Choices that all nets see alike are the plain case. What
+is dropped shrinks what the neighbours can be asked, so this runs until nothing changes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from placement.solver.limbs import INFINITE, Conflict, Ints, Limbs, Store, least
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from placement.solver.problem import Net, Problem
+
+_PASSES = 12
+_CONTEXTS = 1 << 20  # numbers compared for one variable in one net; above, the net allows no dominance
+
+AskSet = tuple[int, ...]  # masks, ascending
+# Table key, rows and own masks of the source's choices, masks of the consumer's choices (None: it is the
+# source that is asked about), and how many other consumers have which set to ask for.
+_Question = tuple[int, tuple[int, ...], tuple[int, ...], AskSet | None, tuple[tuple[AskSet, int], ...]]
+
+
+class _Contrast(NamedTuple):
+    """What one net says of the choices of one variable.
+
+    more: [limbs, a, b], the most that b costs more than a. worse: [a, b], b is forbidden somewhere that a is
+    not. dead: [a], a is forbidden everywhere.
+    """
+
+    more: Ints
+    worse: NDArray[np.bool_]
+    dead: NDArray[np.bool_]
+
+
+class Pruned:
+    """The choices kept of each variable, ascending, and the masks that each net's consumers ask for."""
+
+    def __init__(self, problem: Problem, limbs: Limbs, store: Store) -> None:
+        self.problem = problem
+        self.store = store
+        self.asked = [_asked(net) for net in problem.nets]
+        self.by_key: dict[int, Ints] = {}  # the nets' tables, packed
+        self.tables = self._keys(limbs)
+        self.kept: list[Ints] = []
+        self.costs: list[tuple[int, Ints]] = []  # key and table of the kept choices' own costs
+        self._merge(limbs)
+        self._near: list[list[int]] = [[] for _ in problem.variables]
+        self._sets: list[dict[int, AskSet]] = []
+        self._counts: list[Counter[AskSet]] = []
+        for n, (net, masks) in enumerate(zip(problem.nets, self.asked, strict=True)):
+            for v in dict.fromkeys((net.source, *masks)):
+                self._near[v].append(n)
+            sets = {v: ask_set(bits[self.kept[v]]) for v, bits in masks.items() if v != net.source}
+            self._sets.append(sets)
+            self._counts.append(Counter(sets.values()))
+        self._sources: dict[int, tuple[AskSet, AskSet, tuple[AskSet, AskSet]]] = {}
+        self._contrasts: dict[_Question, _Contrast | None] = {}
+        self._decided: dict[tuple[object, ...], Ints] = {}
+        self._run()
+
+    def _keys(self, limbs: Limbs) -> list[int]:
+        """The key of each net's table; nets share tables by identity or by content."""
+        seen: dict[int, int] = {}
+        for net in self.problem.nets:
+            if id(net.table) not in seen:
+                key, table = self.store.key(limbs.pack(net.table))
+                seen[id(net.table)], self.by_key[key] = key, table
+        return [seen[id(net.table)] for net in self.problem.nets]
+
+    def _merge(self, limbs: Limbs) -> None:
+        """Of choices that every net sees alike keep the cheapest; drop forbidden ones."""
+        seen: list[list[Ints]] = [[] for _ in self.problem.variables]
+        for net, masks in zip(self.problem.nets, self.asked, strict=True):
+            seen[net.source].append(net.produced)
+            for v, bits in masks.items():
+                seen[v].append(bits)
+        done: dict[tuple[bytes, ...], tuple[Ints, tuple[int, Ints]]] = {}
+        for v, variable in enumerate(self.problem.variables):
+            name = tuple([part.tobytes() for part in (variable.costs, *seen[v])])
+            if name not in done:
+                packed = limbs.pack(variable.costs)
+                kept = _distinct(packed, seen[v])
+                if not len(kept):
+                    raise Conflict(v)
+                done[name] = (kept, self.store.key(packed[:, kept]))
+            kept, costs = done[name]
+            self.kept.append(kept)
+            self.costs.append(costs)
+
+    def _run(self) -> None:
+        pending = [v for v, kept in enumerate(self.kept) if len(kept) > 1]
+        for _ in range(_PASSES):
+            changed: set[int] = set()
+            for v in pending:
+                if self._prune(v):
+                    for n in self._near[v]:
+                        changed.add(self.problem.nets[n].source)
+                        changed.update(self._sets[n])
+            pending = sorted(v for v in changed if len(self.kept[v]) > 1)
+            if not pending:
+                return
+
+    def _prune(self, v: int) -> bool:
+        """Drop what is not needed of one variable; whether anything was."""
+        key, costs = self.costs[v]
+        asks = [self._question(v, n) for n in self._near[v]]
+        name = (key, *asks)
+        left = self._decided.get(name)
+        if left is None:
+            left = self._decided[name] = self._needed(costs, [self._contrast(ask) for ask in asks])
+        if len(left) == costs.shape[1]:
+            return False
+        if not len(left):
+            raise Conflict(v)
+        self.kept[v] = self.kept[v][left]
+        self.costs[v] = self.store.key(np.ascontiguousarray(costs[:, left]))
+        for n in self._near[v]:
+            if v == self.problem.nets[n].source:
+                self._sources.pop(n, None)
+            else:
+                self._counts[n][self._sets[n][v]] -= 1
+                self._sets[n][v] = ask_set(self.asked[n][v][self.kept[v]])
+                self._counts[n][self._sets[n][v]] += 1
+        return True
+
+    def _question(self, v: int, n: int) -> _Question:
+        """All that a contrast depends on: the table, the states of the others, what v's choices do."""
+        if n not in self._sources:
+            self._sources[n] = self._source(n)
+        rows, own, states = self._sources[n]
+        if v == self.problem.nets[n].source:
+            return (self.tables[n], rows, own, None, self._others(n, None))
+        bits = tuple(self.asked[n][v][self.kept[v]].tolist())
+        return (self.tables[n], *states, bits, self._others(n, self._sets[n][v]))
+
+    def _source(self, n: int) -> tuple[AskSet, AskSet, tuple[AskSet, AskSet]]:
+        """Rows and own masks by the source's choices, and the distinct pairs of them."""
+        net, masks = self.problem.nets[n], self.asked[n]
+        kept = self.kept[net.source]
+        rows = net.produced[kept].tolist()
+        own = [bits | net.always for bits in masks[net.source][kept].tolist()] if net.source in masks else [net.always] * len(rows)
+        states = sorted(set(zip(rows, own, strict=True)))
+        return tuple(rows), tuple(own), (tuple(row for row, _ in states), tuple(mask for _, mask in states))
+
+    def _others(self, n: int, left: AskSet | None) -> tuple[tuple[AskSet, int], ...]:
+        """How many consumers have which set of masks to ask for, one consumer with the set ``left`` left out."""
+        items = sorted(self._counts[n].items())
+        return tuple([(asks, count - (asks == left)) for asks, count in items if count > (asks == left)])
+
+    def _contrast(self, question: _Question) -> _Contrast | None:
+        if question not in self._contrasts:
+            self._contrasts[question] = _contrast(self.by_key[question[0]], *question[1:])
+        return self._contrasts[question]
+
+    @staticmethod
+    def _needed(costs: Ints, contrasts: list[_Contrast | None]) -> Ints:
+        """Indices of the choices to keep. On a draw the lower index stays."""
+        known = [contrast for contrast in contrasts if contrast is not None]
+        dead = np.zeros(costs.shape[1], dtype=bool)
+        for contrast in known:
+            dead |= contrast.dead
+        alive = [a for a in range(costs.shape[1]) if not dead[a]]
+        if len(known) == len(contrasts):
+            more = costs[:, None, :] - costs[:, :, None]
+            worse = np.zeros(more.shape[1:], dtype=bool)
+            for contrast in known:
+                more = more + contrast.more
+                np.maximum(more[0], -INFINITE, out=more[0])
+                worse |= contrast.worse
+            over = np.zeros_like(worse)
+            for limb in more[::-1]:
+                over = (limb > 0) | ((limb == 0) & over)
+            fine = ~(over | worse)
+            for a in alive[::-1]:
+                if any(fine[a, b] for b in alive if b != a):
+                    alive.remove(a)
+        return np.array(alive, dtype=np.int64)
+
+
+def _asked(net: Net) -> dict[int, Ints]:
+    """Per consuming variable the mask each of its choices asks for, several uses joined."""
+    masks: dict[int, Ints] = {}
+    for v, ids in net.consumers:
+        bits = np.left_shift(1, ids)
+        masks[v] = masks[v] | bits if v in masks else bits
+    return masks
+
+
+def ask_set(bits: Ints) -> AskSet:
+    """The masks that a consumer's choices ask for."""
+    return tuple(sorted(set(bits.tolist())))
+
+
+def _distinct(packed: Ints, seen: list[Ints]) -> Ints:
+    """Indices of the cheapest choice of each kind, ascending; none that is forbidden."""
+    best: dict[tuple[int, ...], tuple[tuple[int, ...], int]] = {}
+    kinds = zip(*(part.tolist() for part in seen), strict=True) if seen else [()] * packed.shape[1]
+    for index, (kind, cost) in enumerate(zip(kinds, zip(*packed.tolist(), strict=True), strict=True)):
+        if cost[0] < INFINITE and (kind not in best or (cost, index) < best[kind]):
+            best[kind] = (cost, index)
+    return np.array(sorted(index for _, index in best.values()), dtype=np.int64)
+
+
+def _contrast(
+    table: Ints, rows: tuple[int, ...], own: tuple[int, ...], bits: AskSet | None, others: tuple[tuple[AskSet, int], ...]
+) -> _Contrast | None:
+    """Compare the choices in every state of the net; None where that is too much."""
+    row, mask, rest = np.array(rows), np.array(own), np.array(union_masks(dict(others)))
+    choices = len(rows) if bits is None else len(bits)
+    states = len(rest) * (1 if bits is None else len(rows))
+    if states * choices * choices * table.shape[0] > _CONTEXTS:
+        return None
+    if bits is None:
+        cost = table[:, row, rest[:, None] | mask]
+    else:
+        base = (mask[:, None] | rest)[..., None]
+        cost = table[:, row[:, None, None], base | np.array(bits)].reshape(table.shape[0], -1, choices)
+    fits = cost[0] < INFINITE
+    less = cost[:, :, :, None] - cost[:, :, None, :]  # how much b costs less than a
+    both = fits[:, :, None] & fits[:, None, :]
+    less[:, ~both] = 0
+    less[0, ~both] = INFINITE
+    worse = (fits[:, :, None] & ~fits[:, None, :]).any(axis=0)
+    return _Contrast(-least(less)[0], worse, ~fits.any(axis=0))
+
+
+def union_masks(others: Mapping[AskSet, int]) -> list[int]:
+    """Every mask that consumers can ask for together, each choosing one of its own."""
+    masks = {0}
+    for asks, count in others.items():
+        for _ in range(count):
+            grown = {mask | bit for mask in masks for bit in asks}
+            if grown == masks:
+                break
+            masks = grown
+    return sorted(masks)

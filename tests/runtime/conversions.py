@@ -1,0 +1,97 @@
+"""Every conversion as a test case, and the ways that tensors can lie in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from placement import runtime as rt
+from tests.reference import Shard, Type, dual, to_ranks
+
+Convert = Callable[[Tensor, rt.Axis], Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """``convert`` takes a value of type ``source`` to ``target``; ``shape`` is the global one."""
+
+    name: str
+    convert: Convert
+    source: Type
+    target: Type
+    shape: tuple[int, ...]
+
+
+def cases(n: int) -> list[Case]:
+    """Every row of the table, on several dims, outer sizes and odd shapes."""
+    found = [
+        Case("all_reduce", rt.all_reduce, "P", "I", (3, 5)),
+        Case("all_reduce scalar", rt.all_reduce, "P", "I", ()),
+        Case("replicated", rt.replicated, "I", "R", (3, 5)),
+        Case("invariant", rt.invariant, "R", "I", (3, 5)),
+        Case("partial of I", lambda x, a: rt.partial(x, a, of="I"), "I", "P", (3, 5)),
+        Case("partial of R", lambda x, a: rt.partial(x, a, of="R"), "R", "P", (3, 5)),
+    ]
+    places = [(0, 1, (3 * n, 5)), (1, 1, (3, n, 2)), (-1, 1, (2, 3, 2 * n)), (0, 3, (6 * n, 2)), (1, 2, (3, 2 * n, 1))]
+    for dim, outer, shape in [*places, (0, 1, (n,)), (1, 1, (0, n))]:
+        shard = Shard(dim, outer)
+        at = f"dim {dim} outer {outer} of {shape}"
+        found += [
+            Case(f"all_gather to R, {at}", _with(rt.all_gather, dim, outer, to="R"), shard, "R", shape),
+            Case(f"all_gather to I, {at}", _with(rt.all_gather, dim, outer, to="I"), shard, "I", shape),
+            Case(f"reduce_scatter, {at}", _with(rt.reduce_scatter, dim, outer), "P", shard, shape),
+            Case(f"split of I, {at}", _with(rt.split, dim, outer, of="I"), "I", shard, shape),
+            Case(f"split of R, {at}", _with(rt.split, dim, outer, of="R"), "R", shard, shape),
+            Case(f"pad, {at}", _with(rt.pad, dim, outer), shard, "P", shape),
+        ]
+    moves = [
+        ((0, 1), (1, 1), (n, 2 * n, 3)),
+        ((1, 1), (0, 1), (2 * n, 3 * n)),
+        ((2, 1), (0, 2), (4 * n, 3, n)),
+        ((1, 3), (2, 1), (2, 3 * n, n)),
+        # two factors of one merged dim: (a, b) with a = 2n, b = 3n
+        ((0, 1), (0, 2 * n), (6 * n * n, 2)),
+        ((1, 2 * n), (1, 1), (2, 6 * n * n)),
+    ]
+    for (dim, outer), (to_dim, to_outer), shape in moves:
+        name = f"all_to_all ({dim}, {outer}) to ({to_dim}, {to_outer}) of {shape}"
+        found.append(Case(name, _swap(dim, to_dim, outer, to_outer), Shard(dim, outer), Shard(to_dim, to_outer), shape))
+    return found
+
+
+def _with(function: Callable[..., Tensor], dim: int, outer: int, **kwargs: str) -> Convert:
+    return lambda x, axis: function(x, axis, dim, outer, **kwargs)
+
+
+def _swap(dim: int, to_dim: int, outer: int, to_outer: int) -> Convert:
+    return lambda x, axis: rt.all_to_all(x, axis, dim, to_dim, outer, to_outer)
+
+
+def values(case: Case, n: int, seed: int = 0) -> tuple[Tensor, list[Tensor], Tensor, list[Tensor]]:
+    """A global value and its rank parts, a global cotangent and its rank parts."""
+    g = torch.Generator().manual_seed(seed)
+    x, cotangent = (torch.randn(case.shape, generator=g, dtype=torch.float64) for _ in range(2))
+    return x, to_ranks(x, case.source, n, seed), cotangent, to_ranks(cotangent, dual(case.target), n, seed + 1)
+
+
+def spread(x: Tensor, how: str) -> tuple[Tensor, Tensor]:
+    """``x`` in a larger base tensor, laid out ``how``: (base, a view of base equal to x)."""
+    if how == "dense" or x.ndim == 0:
+        base = x.clone()
+        return base, base
+    if how == "transposed":
+        base = x.movedim(0, -1).contiguous()
+        return base, base.movedim(-1, 0)
+    if how == "sliced":
+        base = x.new_full((*x.shape[:-1], 2 * x.shape[-1] + 1), 77.0)
+        base[..., 1::2] = x
+        return base, base[..., 1::2]
+    assert how == "neighbours"
+    base = torch.stack([x, torch.full_like(x, 77.0)], 0)
+    return base, base[0]
+
+
+LAYOUTS = ("dense", "transposed", "sliced", "neighbours")
