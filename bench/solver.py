@@ -1,8 +1,9 @@
-"""How long the exact solver takes on decoders: python bench/solver.py [--layers 1,8,32,80] [--placed | --free].
+"""How long the exact solver takes on decoders: python bench/solver.py --layers 1,8,32,80.
 
 The problems are made here, with the algebra, the cost model and the conversion tables of the package but
-without a model: about 66 ops a layer as torch.export gives them for a Llama-style decoder, 5 to 10
-strategies each, rotary cos and sin and the mask consumed by every layer.
+without a model: 68 variables a layer, the ops that torch.export gives for a Llama-style decoder and its
+parameters, 5 strategies each on average; rotary cos and sin and the mask are consumed by every layer.
+"placed": weights as for tensor parallelism. "free": nothing is said at all.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from placement.solver.cost import DEVICES, LINKS, Machine  # noqa: E402
-from placement.solver.eliminate import solve  # noqa: E402
-from placement.solver.problem import Net, Problem, Variable  # noqa: E402
-from placement.solver.steiner import conversion_table  # noqa: E402
-from placement.types import I, Kind, P, R, S, Type, conversion  # noqa: E402
+from placement.solver.cost import DEVICES, LINKS, Machine
+from placement.solver.eliminate import solve
+from placement.solver.problem import Net, Problem, Variable
+from placement.solver.steiner import conversion_table
+from placement.types import I, Kind, P, R, S, Type, conversion
 
 BATCH, SEQ, HIDDEN, HEADS, KV, HEAD, FFN, VOCAB = 1, 4096, 8192, 64, 8, 128, 28672, 128256
 SIZES = {"b": BATCH, "s": SEQ, "t": SEQ, "d": HIDDEN, "h": HEADS, "g": KV, "k": HEAD, "f": FFN, "v": VOCAB}
@@ -33,11 +34,11 @@ class Decoder:
     """Builds a problem op by op. A value is a string of factors, one letter a dim."""
 
     machine: Machine
-    placed: bool
     variables: list[Variable] = field(default_factory=list)
     values: list[tuple[str, str, list[Type], list[Type], list[tuple[int, list[Type]]]]] = field(default_factory=list)
 
     def types(self, factors: str, *, gradient: bool = True) -> list[Type]:
+        """The types that a value of these factors may have."""
         shards = [S(f) for f in factors if f in SHARDED]
         return [I, R, P, *shards] if gradient else [R, *shards]
 
@@ -64,18 +65,29 @@ class Decoder:
                 result = P if f in contracted else S(f)
                 found.append((tuple(S(f) if f in v else R for v in ins), result, cut))
         if linear:
-            found += [(tuple(P if i == j else R for i in range(len(ins))), P, whole) for j in range(len(ins)) if grads[j]]
+            found += [
+                (tuple(P if i == j else R for i in range(len(ins))), P, whole) for j in range(len(ins)) if grads[j]
+            ]
         if name.endswith("add"):
             found.append((tuple(P for _ in args), P, whole))
         return self._add(name, out, found, args)
 
     def _add(
-        self, name: str, out: str, found: list[tuple[tuple[Type, ...], Type, int]], args: tuple[int, ...], *, gradient: bool = True
+        self,
+        name: str,
+        out: str,
+        found: list[tuple[tuple[Type, ...], Type, int]],
+        args: tuple[int, ...],
+        *,
+        gradient: bool = True,
     ) -> int:
         index = len(self.variables)
         costs = np.zeros((3, len(found)), dtype=np.int64)
         costs[0] = [cost for *_, cost in found]
-        costs[1] = [int(np.prod([SIZES[f] for f in out])) // (1 if made.kind is not Kind.S else self.machine.n) for _, made, _ in found]
+        costs[1] = [
+            int(np.prod([SIZES[f] for f in out])) // (1 if made.kind is not Kind.S else self.machine.n)
+            for _, made, _ in found
+        ]
         self.variables.append(Variable(name, costs))
         self.values.append((name, out, self.types(out, gradient=gradient), [made for _, made, _ in found], []))
         for at, arg in enumerate(args):
@@ -83,6 +95,7 @@ class Decoder:
         return index
 
     def problem(self) -> Problem:
+        """What was built so far."""
         nets = [
             self._net(index, name, factors, types, made, consumers)
             for index, (name, factors, types, made, consumers) in enumerate(self.values)
@@ -107,12 +120,14 @@ class Decoder:
         def ids(wanted: list[Type]) -> np.ndarray:
             return np.array([types.index(t) for t in wanted], dtype=np.int64)
 
-        return Net(name, index, ids(made), tuple((v, ids(wants)) for v, wants in consumers), conversion_table(types, price))
+        return Net(
+            name, index, ids(made), tuple((v, ids(wants)) for v, wants in consumers), conversion_table(types, price)
+        )
 
 
 def decoder(layers: int, *, placed: bool, machine: Machine) -> Problem:
     """A decoder with every layer's ops. placed: weights are placed as for tensor parallelism."""
-    d = Decoder(machine, placed)
+    d = Decoder(machine)
 
     def weight(name: str, factors: str, at: Type) -> int:
         return d.leaf(name, factors, [at, *([R, I] if at is R else [])] if placed else None)
@@ -127,7 +142,9 @@ def decoder(layers: int, *, placed: bool, machine: Machine) -> Problem:
 
     def rotate(x: int, h: str, at: str) -> int:
         halves = [d.op(f"{at}.slice", f"b{h}sk", x, blocked="k", linear=True) for _ in range(2)]
-        turned = d.op(f"{at}.cat", f"b{h}sk", d.op(f"{at}.neg", f"b{h}sk", halves[1], linear=True), halves[0], blocked="k")
+        turned = d.op(
+            f"{at}.cat", f"b{h}sk", d.op(f"{at}.neg", f"b{h}sk", halves[1], linear=True), halves[0], blocked="k"
+        )
         one = d.op(f"{at}.cos", f"b{h}sk", x, cos, linear=True)
         return d.op(f"{at}.add", f"b{h}sk", one, d.op(f"{at}.sin", f"b{h}sk", turned, sin, linear=True))
 
@@ -143,7 +160,9 @@ def decoder(layers: int, *, placed: bool, machine: Machine) -> Problem:
         y = norm(x, f"{at}.norm1")
         heads = {}
         for part, h in (("q", "h"), ("k", "g"), ("v", "g")):
-            made = d.op(f"{at}.{part}", f"bs{h}k", y, weight(f"{at}.{part}.weight", f"{h}kd", S(h)), contracted="d", linear=True)
+            made = d.op(
+                f"{at}.{part}", f"bs{h}k", y, weight(f"{at}.{part}.weight", f"{h}kd", S(h)), contracted="d", linear=True
+            )
             viewed = d.op(f"{at}.{part}.view", f"bs{h}k", made, linear=True)
             heads[part] = d.op(f"{at}.{part}.transpose", f"b{h}sk", viewed, linear=True)
         q, k = rotate(heads["q"], "h", f"{at}.q"), rotate(heads["k"], "g", f"{at}.k")
@@ -156,10 +175,21 @@ def decoder(layers: int, *, placed: bool, machine: Machine) -> Problem:
         heads_q = d.op(f"{at}.q.group", "bgsk", q, linear=True)
         a = d.op(f"{at}.sdpa", "bgsk", heads_q, *wide, part_mask, blocked="stk")
         a = d.op(f"{at}.contiguous", "bsgk", d.op(f"{at}.transpose", "bsgk", a, linear=True), linear=True)
-        a = d.op(f"{at}.o", "bsd", d.op(f"{at}.view", "bsgk", a, linear=True), weight(f"{at}.o.weight", "dgk", S("g")), contracted="gk", linear=True)
+        a = d.op(
+            f"{at}.o",
+            "bsd",
+            d.op(f"{at}.view", "bsgk", a, linear=True),
+            weight(f"{at}.o.weight", "dgk", S("g")),
+            contracted="gk",
+            linear=True,
+        )
         x = d.op(f"{at}.attention.add", "bsd", x, a)
         y = norm(x, f"{at}.norm2")
-        gate = d.op(f"{at}.silu", "bsf", d.op(f"{at}.gate", "bsf", y, weight(f"{at}.gate.weight", "fd", S("f")), contracted="d", linear=True))
+        gate = d.op(
+            f"{at}.silu",
+            "bsf",
+            d.op(f"{at}.gate", "bsf", y, weight(f"{at}.gate.weight", "fd", S("f")), contracted="d", linear=True),
+        )
         up = d.op(f"{at}.up", "bsf", y, weight(f"{at}.up.weight", "fd", S("f")), contracted="d", linear=True)
         y = d.op(f"{at}.mul", "bsf", gate, up, linear=True)
         y = d.op(f"{at}.down", "bsd", y, weight(f"{at}.down.weight", "df", S("f")), contracted="f", linear=True)
@@ -178,7 +208,20 @@ def main() -> None:
     layers = [int(part) for part in options.parse_args().layers.split(",")]
     machine = Machine(DEVICES["h100"], LINKS["nvlink"], 8)
     row = "{:>8} {:>7} {:>10} {:>8} {:>6} {:>14} {:>8} {:>8} {:>8}  {}"
-    print(row.format("weights", "layers", "variables", "choices", "width", "largest table", "build s", "solve s", "cpu s", "cost (ps, bytes, launches)"))
+    print(
+        row.format(
+            "weights",
+            "layers",
+            "variables",
+            "choices",
+            "width",
+            "largest table",
+            "build s",
+            "solve s",
+            "cpu s",
+            "cost (ps, bytes, launches)",
+        )
+    )
     for placed in (True, False):
         for count in layers:
             started = perf_counter()

@@ -9,7 +9,7 @@ Functions are pickled by name, so they stand at the top level of an importable m
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import multiprocessing
 import os
 import pickle
@@ -19,18 +19,18 @@ import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 # After one rank has failed, how long the others have to report the same before they are ended.
 _GRACE = 3.0
 
 
-class RankFailure(Exception):  # noqa: N818 - it reports an error, of whatever kind
+class RankFailure(Exception):
     """An exception in a rank, with its traceback as text."""
 
 
 class GlooPool:
-    """``n`` processes of one gloo group. A failure that leaves ranks waiting ends them; the next run starts new ones."""
+    """``n`` processes of one gloo group. A failure that leaves ranks waiting ends all; the next run starts new ones."""
 
     def __init__(self, n: int, timeout: float = 120.0) -> None:
         self.n = n
@@ -39,7 +39,7 @@ class GlooPool:
         self._pipes: list[Connection] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
-    def __enter__(self) -> GlooPool:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -132,7 +132,7 @@ def _serve(pipe: Connection, rank: int, n: int, store: str, timeout: float) -> N
         store=dist.FileStore(store, n),
         rank=rank,
         world_size=n,
-        timeout=datetime.timedelta(seconds=timeout),
+        timeout=dt.timedelta(seconds=timeout),
     )
     while True:
         try:

@@ -306,6 +306,8 @@ class _Reader:
                 if isinstance(size, int):
                     continue  # the model fixes this dim; the binder tells where it matters
                 expression = size.node.expr
+                if expression.is_Integer:
+                    continue  # as above: the export keeps its name for the number
                 if not isinstance(expression, sympy.Symbol):
                     text = f"dim '{dim}' of input '{name}' must be of the form {expression} for this model"
                     raise PlacementError([Diagnostic("PLC403", text, hint=f"leave out the name '{dim}' to fix the size")])

@@ -27,6 +27,9 @@ class Factor:
     name: str
     piece: bool = False
 
+    def __hash__(self) -> int:
+        return self.id  # types over factors are keys everywhere: no need to hash an expression for each
+
     def __repr__(self) -> str:
         return self.name
 
@@ -34,6 +37,10 @@ class Factor:
 
 
 Factors = tuple[Factor, ...]
+
+
+_Structure = Signature | Regrouping | None
+_Places = dict[Factor, tuple[int, int] | None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,6 +51,12 @@ class Dims:
     letters: Mapping[Node, Mapping[str, Factors]]
     names: Mapping[str, Factors]
     opaque: frozenset[Node]  # nodes whose regrouping cuts across factors: no factor passes through
+    signatures: Mapping[Node, _Structure]
+    _places: dict[Value, _Places] = field(default_factory=dict, init=False, repr=False)
+
+    def signature(self, node: Node) -> _Structure:
+        """The index structure of ``node``, None where no rule knows it."""
+        return self.signatures[node]
 
     def of(self, value: Value) -> tuple[Factors, ...]:
         """The factors of each dim of ``value``, outermost first."""
@@ -54,20 +67,30 @@ class Dims:
 
         None where there is no such dim or a factor of the run occurs twice in the value.
         """
-        place = None
-        for index, factors in enumerate(self.values[value]):
-            hits = [i for i, f in enumerate(factors) if f in run]
-            if not hits:
-                continue
-            first = hits[0]
-            if place is not None or factors[first : first + len(run)] != run or len(hits) != len(run):
+        places = self._places.get(value)
+        if places is None:
+            places = self._places[value] = _places(self.values[value])
+        first = places.get(run[0])
+        if first is None:
+            return None
+        dim, start = first
+        for offset, factor in enumerate(run):
+            if places.get(factor) != (dim, start + offset):
                 return None
-            place = index, factors[:first]
-        return place
+        return dim, self.values[value][dim][:start]
 
     def describe(self, value: Value) -> str:
         """``batch | seq | heads·head_dim``."""
         return " | ".join("·".join(map(str, f)) or "1" for f in self.values[value]) or "scalar"
+
+
+def _places(dims: Sequence[Factors]) -> _Places:
+    """Where each factor stands: its dim and its position there, None for one that occurs twice."""
+    places: _Places = {}
+    for dim, factors in enumerate(dims):
+        for position, factor in enumerate(factors):
+            places[factor] = None if factor in places else (dim, position)
+    return places
 
 
 class MismatchError(ValueError):
@@ -133,6 +156,7 @@ class _Inference:
     values: dict[Value, list[list[_Part]]] = field(default_factory=dict)
     letters: dict[Node, dict[str, list[_Part]]] = field(default_factory=dict)
     opaque: set[Node] = field(default_factory=set)
+    signatures: dict[Node, _Structure] = field(default_factory=dict)
 
     # -- parts ----------------------------------------------------------------------------------
 
@@ -230,7 +254,7 @@ class _Inference:
     # -- nodes ----------------------------------------------------------------------------------
 
     def visit(self, node: Node) -> None:
-        signature = self.signature_of(node)
+        signature = self.signatures[node] = self.signature_of(node)
         if isinstance(signature, Regrouping):
             self.visit_regrouping(node, signature)
         elif signature is None:
@@ -264,8 +288,10 @@ class _Inference:
         for result, dims in zip(node.results, signature.results, strict=True):
             made = []
             for dim, size in zip(dims, result.shape, strict=True):
-                if len(dim) == 1 and dim[0] not in letters:
-                    letters[dim[0]] = self.fresh(_monomial(size, self.cache))
+                for letter in dim:
+                    if letter not in letters:
+                        own = size if len(dim) == 1 else signature.sizes[letter]
+                        letters[letter] = self.fresh(_monomial(own, self.cache))
                 made.append([p for letter in dim for p in letters[letter]])
             self.values[result] = made
         for letter in signature.pieces:
@@ -337,4 +363,5 @@ def _freeze(work: _Inference, names: Mapping[str, list[_Part]]) -> Dims:
         letters={node: {k: freeze(v) for k, v in letters.items()} for node, letters in work.letters.items()},
         names={name: freeze(parts) for name, parts in names.items()},
         opaque=frozenset(work.opaque),
+        signatures=work.signatures,
     )

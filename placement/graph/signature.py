@@ -24,7 +24,8 @@ class Signature:
     blocked: letters that need their whole extent. A letter of operands that no result has and that is
     not blocked is *contracted*: summed over, linearly.
     linear: operands in which the op is linear, each by itself, the others held fixed.
-    additive: the sum of the results for given terms of all operands is the result for their sums.
+    additive: operands in which the op is linear together, the others held fixed: given terms of all of
+    them, the sum of the results is the result for the sums.
     sizes: the size of letters that share a dim. pieces: letters that count equal pieces of a dim.
     """
 
@@ -32,15 +33,14 @@ class Signature:
     results: tuple[tuple[Dim, ...], ...]
     blocked: frozenset[str] = frozenset()
     linear: frozenset[int] = frozenset()
-    additive: bool = False
+    additive: frozenset[int] = frozenset()
     sizes: Mapping[str, Size] = field(default_factory=dict)
     pieces: frozenset[str] = frozenset()
 
     @property
     def letters(self) -> tuple[str, ...]:
         """Every letter, in order of first appearance."""
-        seen = {letter: None for dims in (*self.operands, *self.results) for dim in dims for letter in dim}
-        return tuple(seen)
+        return tuple(dict.fromkeys(_letters((*self.operands, *self.results))))
 
     @property
     def contracted(self) -> frozenset[str]:
@@ -52,7 +52,7 @@ class Signature:
         right = ", ".join(" ".join(map(_show, dims)) for dims in self.results)
         notes = [f"blocked {' '.join(sorted(self.blocked))}"] if self.blocked else []
         notes += [f"linear in {', '.join(map(str, sorted(self.linear)))}"] if self.linear else []
-        notes += ["additive"] if self.additive else []
+        notes += [f"additive in {', '.join(map(str, sorted(self.additive)))}"] if self.additive else []
         return "; ".join([f"{left} -> {right}", *notes])
 
 

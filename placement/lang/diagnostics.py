@@ -62,7 +62,7 @@ class PlacementError(Exception):
     def __init__(self, diagnostics: Iterable[Diagnostic], sources: Mapping[str, str] | None = None) -> None:
         self.diagnostics = tuple(diagnostics)
         self.sources = dict(sources or {})
-        super().__init__(self.diagnostics, self.sources)  # args, so that it crosses process borders
+        super().__init__(self.diagnostics, self.sources)  # as args: pickling calls the class with them
 
     def __str__(self) -> str:
         return render(self.diagnostics, self.sources)

@@ -68,8 +68,8 @@ def _code(args: Mapping[str, str]) -> str:
     if args.get("dropout_p", "0.0") in ("0.0", "0"):
         return f"F.scaled_dot_product_attention({args['query']}, {args['key']}, {args['value']}{options})"
     return (
-        f"self.attention({args['query']}, {args['key']}, {args['value']}, {args['dropout_p']}, {args['site']}"
-        f"{args['query_cut']}{options})"
+        f"rt.attention(self, {args['query']}, {args['key']}, {args['value']}, {args['dropout_p']}, {args['site']}"
+        f"{args['query_on']}{options})"
     )
 
 

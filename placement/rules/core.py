@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from placement.graph.ir import Node, Value
-from placement.graph.signature import Regrouping, Signature, expand
+from placement.graph.signature import Regrouping, Signature, expand, parse
 from placement.types import Action, Type
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ class Rule:
 
     signature: the index structure for a node. flops: forward, from the local extent of each letter.
     code: how the call is written, a template over argument names; None writes the op itself.
-    shape: the argument that holds the result's sizes; piece: the argument that holds a piece's size.
-    view: whether the op moves no data. random: whether its result depends on random numbers.
+    shape: the argument that holds the result's sizes; piece: the argument that holds a piece's size;
+    pieces: the argument that lists the sizes of all pieces. view: whether the op moves no data.
     """
 
     signature: SignatureRule
@@ -71,11 +71,13 @@ class Rule:
     code: Code | None = None
     shape: str | None = None
     piece: str | None = None
+    pieces: str | None = None
     view: bool = False
     implementations: tuple[Implementation, ...] = field(default=())
 
 
 _RULES: dict[Any, Rule] = {}
+_PACKETS: dict[Any, Any] = {}  # by overload: torch takes its time to tell
 
 
 def rule(  # noqa: PLR0913 - the one call by which ops become known; every argument is optional
@@ -84,11 +86,12 @@ def rule(  # noqa: PLR0913 - the one call by which ops become known; every argum
     *,
     blocked: str = "",
     linear: Iterable[int] = (),
-    additive: bool = False,
+    additive: bool | Iterable[int] = False,
     flops: Callable[[Mapping[str, int]], int] | None = None,
     code: Code | None = None,
     shape: str | None = None,
     piece: str | None = None,
+    pieces: str | None = None,
     view: bool = False,
     implementations: Iterable[Implementation] = (),
 ) -> Rule:
@@ -99,7 +102,7 @@ def rule(  # noqa: PLR0913 - the one call by which ops become known; every argum
     ``*`` stands for any number of leading dims that align as in broadcasting, ``1`` for a dim of size one.
     A letter of operands that the result lacks is contracted (summed over) unless it is in ``blocked``,
     which lists letters that need their whole extent. ``linear`` lists the operands in which the op is
-    linear by itself; ``additive`` says that it is linear in all operands together, as a sum is.
+    linear by itself; ``additive`` those in which it is linear together, as a sum is (True: in all).
     Instead of text a function from the node to a ``Signature`` may be given.
 
     An op that knows a weighted sum over tokens, ``mylib::pool(x[b, s, h], w[s]) -> [b, h]``:
@@ -110,11 +113,12 @@ def rule(  # noqa: PLR0913 - the one call by which ops become known; every argum
     same op replaces the earlier one. Raises ValueError where the text cannot be read.
     """
     made = Rule(
-        signature=_from_text(signature, blocked, frozenset(linear), additive) if isinstance(signature, str) else signature,
+        signature=_from_text(signature, blocked, linear, additive) if isinstance(signature, str) else signature,
         flops=flops,
         code=code,
         shape=shape,
         piece=piece,
+        pieces=pieces,
         view=view,
         implementations=tuple(implementations),
     )
@@ -123,26 +127,35 @@ def rule(  # noqa: PLR0913 - the one call by which ops become known; every argum
     return made
 
 
-def _from_text(text: str, blocked: str, linear: frozenset[int], additive: bool) -> SignatureRule:  # noqa: FBT001
-    needed = frozenset(blocked.split())
-    for part in (text,):
-        if part.count("->") != 1:
-            raise ValueError(f"{text!r} needs one '->' between operands and results")
+def _from_text(text: str, blocked: str, linear: Iterable[int], additive: bool | Iterable[int]) -> SignatureRule:
+    needed, single = frozenset(blocked.split()), frozenset(linear)
+    together = additive if isinstance(additive, bool) else frozenset(additive)
+    parse(text)
 
     def signature(node: Node) -> Signature | None:
         try:
             operands, results = expand(text, node)
         except ValueError:
             return None  # another overload, or optional operands that the text does not have
-        return Signature(operands, results, needed, linear, additive)
+        joint = together if isinstance(together, frozenset) else frozenset(range(len(operands)) if together else ())
+        return Signature(operands, results, needed, single, joint)
 
     return signature
+
+
+def registered() -> tuple[Any, ...]:
+    """Every op that has a rule, as it was registered: overloads and packets."""
+    return tuple(_RULES)
 
 
 def lookup(node: Node) -> Rule | None:
     """The rule for a node's op: of the overload, else of the packet."""
     found = _RULES.get(node.op)
-    return found if found is not None else _RULES.get(getattr(node.op, "overloadpacket", None))
+    if found is not None:
+        return found
+    if node.op not in _PACKETS:
+        _PACKETS[node.op] = getattr(node.op, "overloadpacket", None)
+    return _RULES.get(_PACKETS[node.op])
 
 
 def signature_of(node: Node) -> Signature | Regrouping | None:
@@ -165,7 +178,7 @@ def arguments(node: Node) -> dict[str, Any]:
 
 
 def elementwise(
-    node: Node, *, linear: Iterable[int] = (), additive: bool = False, blocked: Iterable[int] = ()
+    node: Node, *, linear: Iterable[int] = (), additive: Iterable[int] = (), blocked: Iterable[int] = ()
 ) -> Signature:
     """All operands broadcast to the results' common shape; ``blocked`` lists result dims by index."""
     shape = node.results[0].shape
@@ -182,7 +195,7 @@ def elementwise(
         results=tuple(map(letters, node.results)),
         blocked=frozenset(f"d{i % rank}" for i in blocked) if rank else frozenset(),
         linear=frozenset(linear),
-        additive=additive,
+        additive=frozenset(additive),
     )
 
 

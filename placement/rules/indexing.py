@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from placement.graph.ir import Node
+import torch
+
+from placement.graph.ir import Node, Value
 from placement.graph.signature import Dim, Signature
 from placement.rules.core import Form, Implementation, arguments, aten, rule
 from placement.rules.strategies import Context
@@ -15,11 +17,16 @@ def _embedding(node: Node) -> Signature:
     """``v h, * -> * h``: rows are needed whole, each lookup stands alone, linear in the table."""
     table, indices = node.operands
     star: tuple[Dim, ...] = tuple((f"i{k}",) for k in range(len(indices.shape)))
-    return Signature(((("v",), ("h",)), star), ((*star, ("h",)),), frozenset({"v"}), frozenset({0}))
+    blocked = {"v"}
+    if arguments(node)["scale_grad_by_freq"]:  # the gradient counts how often a row occurs in all indices
+        blocked |= {letter for (letter,) in star}
+    return Signature(((("v",), ("h",)), star), ((*star, ("h",)),), frozenset(blocked), frozenset({0}))
 
 
 def _masked(node: Node, context: Context) -> Iterator[Form]:
     """Each rank looks up the rows that it has and gives zeros for the others: a partial sum."""
+    if arguments(node)["scale_grad_by_freq"]:
+        return
     table = node.operands[0]
     for run in context.runs(context.dims.of(table)[0]):
         kind = context.shard(table, run)
@@ -30,33 +37,128 @@ def _masked(node: Node, context: Context) -> Iterator[Form]:
 def _padding(args: dict[str, str]) -> str:
     padding = args.get("padding_idx", "-1")
     option = "" if padding == "-1" else f", padding_idx={padding}"
+    option += ", scale_grad_by_freq=True" if args.get("scale_grad_by_freq") == "True" else ""
     return f"F.embedding({args['indices']}, {args['weight']}{option})"
 
 
 rule(aten.embedding, _embedding, code=_padding, implementations=(Implementation("masked lookup", _masked),))  # type: ignore[arg-type]
 
 
-def _gather(node: Node) -> Signature:
-    """Along the gathered dim the source is needed whole; the others run together where their sizes agree."""
-    source, index = node.operands
-    dim = arguments(node)["dim"] % len(source.shape)
+def _aligned(node: Node, source: Value, index: Value) -> tuple[tuple[Dim, ...], tuple[Dim, ...], frozenset[str]]:
+    """The dims of ``source`` and ``index`` and what is blocked: they run together where their sizes agree."""
     rank = len(source.shape)
-    same = [source.shape[i] == index.shape[i] for i in range(rank)]
-    dims = tuple((f"d{i}",) if i != dim and same[i] else (f"s{i}",) for i in range(rank))
+    if not rank:
+        return (), (), frozenset()
+    dim = arguments(node)["dim"] % rank
+    together = [i != dim and a == b for i, (a, b) in enumerate(zip(source.shape, index.shape, strict=True))]
+    dims = tuple((f"d{i}",) if together[i] else (f"s{i}",) for i in range(rank))
     indices = tuple((f"d{i}",) for i in range(rank))
-    blocked = {f"s{i}" for i in range(rank) if i == dim or not same[i]} | {f"d{i}" for i in range(rank) if not same[i] and i != dim}
-    return Signature((dims, indices), (indices,), frozenset(blocked), frozenset({0}))
+    blocked = {f"s{i}" for i in range(rank) if not together[i]}
+    return dims, indices, frozenset(blocked)
+
+
+def _gather(node: Node) -> Signature | None:
+    """Along the gathered dim the source is needed whole, and each index stands alone."""
+    source, index = node.operands
+    if len(source.shape) != len(index.shape):
+        return None
+    dims, indices, blocked = _aligned(node, source, index)
+    dim = arguments(node)["dim"] % max(len(source.shape), 1)
+    uneven = {f"d{i}" for i, d in enumerate(dims) if d[0].startswith("s") and i != dim}
+    return Signature((dims, indices), (indices,), blocked | uneven, frozenset({0}))
 
 
 rule(aten.gather, _gather)
 
 
+def _scatter(node: Node) -> Signature | None:
+    """The reverse: what is written stays in its row; linear in the source and what is written together.
+
+    Numbers that are added may come from any rank; of those that replace others, one rank has to know all.
+    """
+    values = node.operands
+    if len({len(v.shape) for v in values}) != 1 or (len(values) == 3 and values[1].shape != values[2].shape):
+        return None
+    dims, indices, blocked = _aligned(node, values[0], values[1])
+    dim = arguments(node)["dim"] % max(len(dims), 1)
+    adds = node.op is aten.scatter_add.default
+    whole = blocked | {f"d{i}" for i, d in enumerate(dims) if d[0].startswith("s") and not (adds and i == dim)}
+    together = frozenset({0, 2}) if len(values) == 3 else frozenset[int]()
+    return Signature((dims, *((indices,) * (len(values) - 1))), (dims,), whole, additive=together)
+
+
+rule([aten.scatter.src, aten.scatter.value, aten.scatter_add], _scatter)
+
+
 def _index_select(node: Node) -> Signature:
-    source, _ = node.operands
-    dim = arguments(node)["dim"] % len(source.shape)
+    """Whole along the dim that is selected from, and each index stands alone."""
+    source, index = node.operands
+    dim = arguments(node)["dim"] % max(len(source.shape), 1)
     before = tuple((f"d{i}",) for i in range(len(source.shape)))
+    indices: tuple[Dim, ...] = (("i",),) if index.shape else ()
     after = tuple(("i",) if i == dim else d for i, d in enumerate(before))
-    return Signature((before, (("i",),)), (after,), frozenset({f"d{dim}"}), frozenset({0}))
+    return Signature((before, indices), (after,), frozenset({f"d{dim}"}), frozenset({0}))
 
 
 rule(aten.index_select, _index_select)
+
+
+def _index_add(node: Node) -> Signature:
+    """Rows of any rank are added to whole dims; linear in the source and what is added together."""
+    source, _, added = node.operands
+    rank = len(source.shape)
+    dim = arguments(node)["dim"] % max(rank, 1)
+    dims = tuple((f"d{i}",) for i in range(rank))
+    rows = tuple(("i",) if i == dim else (f"d{i}",) for i in range(len(added.shape)))
+    return Signature((dims, (("i",),), rows), (dims,), frozenset({f"d{dim}"}), additive=frozenset({0, 2}))
+
+
+rule(aten.index_add, _index_add)
+
+
+def _index(node: Node) -> Signature | None:
+    """``x[i, :, j]``: indices broadcast and each of their places stands alone; dims without an index are parallel.
+
+    The broadcast dims stand where the indices are, or in front where these are not side by side.
+    """
+    source, listed = node.operands[0], node.args[1]
+    if any(v is not None and not _counts(v) for v in listed):
+        return None  # a mask: how much it selects depends on the data
+    at = [i for i, v in enumerate(listed) if v is not None]
+    indices = [listed[i] for i in at]
+    rank = max(len(v.shape) for v in indices)
+    place = at[0] if at == list(range(at[0], at[-1] + 1)) else 0
+    dims = tuple((f"d{i}",) for i in range(len(source.shape)))
+    kept = [d for i, d in enumerate(dims) if i not in at]
+    star: list[Dim] = [(f"i{k}",) for k in range(rank)]
+    extent = node.results[0].shape[place : place + rank]
+
+    def letters(index: Value) -> tuple[Dim, ...]:
+        offset = rank - len(index.shape)
+        return tuple(() if s == 1 and extent[k + offset] != 1 else star[k + offset] for k, s in enumerate(index.shape))
+
+    return Signature(
+        operands=(dims, *map(letters, indices)),
+        results=((*kept[:place], *star, *kept[place:]),),
+        blocked=frozenset(f"d{i}" for i in at),
+        linear=frozenset({0}),
+    )
+
+
+def _counts(index: Value) -> bool:
+    return index.dtype in (torch.int64, torch.int32)
+
+
+rule(aten.index.Tensor, _index)
+
+
+def _one_hot(node: Node) -> Signature | None:
+    """A new last dim of classes, of a number that is given."""
+    (source,) = node.operands
+    if arguments(node)["num_classes"] == -1:
+        return None
+    dims = tuple((f"d{i}",) for i in range(len(source.shape)))
+    return Signature((dims,), ((*dims, ("c",)),), frozenset({"c"}))
+
+
+rule(aten.one_hot, _one_hot)

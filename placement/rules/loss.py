@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from placement.graph.ir import Node, numel
+from placement.graph.ir import Node, Size, Value, numel, op_name
 from placement.graph.signature import Dim, Signature
 from placement.rules.core import Collective, Form, Implementation, arguments, aten, rule
+from placement.rules.reductions import COUNT
 from placement.rules.strategies import Context
 from placement.types import Action, I, P, R
 
 REDUCTIONS = ("none", "mean", "sum")
 _MEAN = REDUCTIONS.index("mean")
+_COUNT = 8  # bytes of a number of tokens, or of the sum of their weights
+_SUMMED = 4  # bytes, at least, of the dtype that sums are done in
 
 
 def _dims(node: Node) -> tuple[tuple[Dim, ...], tuple[Dim, ...]] | None:
@@ -27,34 +30,53 @@ def _dims(node: Node) -> tuple[tuple[Dim, ...], tuple[Dim, ...]] | None:
 
 
 def _cross_entropy(node: Node) -> Signature | None:
-    """Token by token without reduction, a sum over tokens with ``sum``; a mean needs the global count."""
+    """Token by token without reduction, a sum over tokens with ``sum``; a mean needs the global count.
+
+    Targets are class indices, or probabilities of classes.
+    """
+    logits = node.operands[0]
     dims = _dims(node)
     if dims is None:
-        return None
-    logits, tokens = dims
+        classes = 0 if len(logits.shape) == 1 else 1
+        full = tuple(("c",) if i == classes else (f"t{i}",) for i in range(len(logits.shape)))
+        return _by_token(node, full, full, tuple(dim for dim in full if dim != ("c",)))
+    return _by_token(node, *dims, dims[1])
+
+
+def _by_token(
+    node: Node, logits: tuple[Dim, ...], target: tuple[Dim, ...], tokens: tuple[Dim, ...], linear: Iterable[int] = ()
+) -> Signature:
     reduction = arguments(node)["reduction"]
     blocked = {"c"} | ({letter for (letter,) in tokens} if reduction == _MEAN else set[str]())
-    weight: tuple[tuple[Dim, ...], ...] = ((("c",),),) if len(node.operands) > 2 else ()  # noqa: PLR2004
-    return Signature((logits, tokens, *weight), (tokens if reduction == 0 else (),), frozenset(blocked))
+    weight: tuple[tuple[Dim, ...], ...] = ((("c",),),) if len(node.operands) > 2 else ()
+    result = tokens if reduction == 0 else ()
+    return Signature((logits, target, *weight), (result,), frozenset(blocked), frozenset(linear))
 
 
 def _over_classes(node: Node, context: Context) -> Iterator[Form]:
-    """Each rank has some classes: the maximum, the sum of exponentials and the target's logit are reduced."""
+    """Each rank has some classes: the maximum, then the sum of exponentials and the target's logit are reduced.
+
+    The maximum in the logits' dtype, sums in float32 at least; with smoothing also the sum of logits.
+    """
     dims = _dims(node)
-    if dims is None or arguments(node)["weight"] is not None:
+    if dims is None:
         return
-    logits, target = node.operands
+    logits, target = node.operands[:2]
     (result,) = node.results
     at = dims[0].index(("c",))
     itemsize = logits.dtype.itemsize
-    tokens = numel(target.shape, context.hints) * itemsize
-    smoothing = arguments(node)["label_smoothing"]
-    joined = tokens * (3 if smoothing else 2)
-    collectives = (Collective(Action.ALL_REDUCE, tokens, "forward"), Collective(Action.ALL_REDUCE, joined, "forward"))
+    tokens = numel(target.shape, context.hints)
+    sums = tokens * max(itemsize, _SUMMED) * (3 if arguments(node)["label_smoothing"] else 2)
+    collectives = (
+        Collective(Action.ALL_REDUCE, tokens * itemsize, "forward"),
+        Collective(Action.ALL_REDUCE, sums, "forward"),
+    )
+    rest = (R,) * (len(node.operands) - 1)
     for run in context.runs(context.dims.of(logits)[at]):
         kind = context.shard(logits, run)
         if kind is not None:
-            yield Form((kind, R), (I if result.requires_grad else R,), collectives, _call("rt.class_parallel_cross_entropy"))
+            loss = I if result.requires_grad else R
+            yield Form((kind, *rest), (loss,), collectives, _call("rt.class_parallel_cross_entropy"))
 
 
 def _over_tokens(node: Node, context: Context) -> Iterator[Form]:
@@ -63,7 +85,7 @@ def _over_tokens(node: Node, context: Context) -> Iterator[Form]:
     if dims is None or arguments(node)["reduction"] != _MEAN:
         return
     logits, target = node.operands[:2]
-    count = (Collective(Action.ALL_REDUCE, logits.dtype.itemsize, "forward"),)
+    count = (Collective(Action.ALL_REDUCE, _COUNT, "forward"),)
     rest = (R,) * (len(node.operands) - 2)
     for dim in range(len(target.shape)):
         for run in context.runs(context.dims.of(target)[dim]):
@@ -92,3 +114,78 @@ rule(
     code=lambda args: f"F.cross_entropy({args['self']}, {args['target']}{_options(args)})",
     implementations=(Implementation("over classes", _over_classes), Implementation("over tokens", _over_tokens)),
 )
+
+
+def _negative_likelihood(node: Node) -> Signature | None:
+    """Of log-probabilities, in which it is linear; otherwise as the cross entropy."""
+    dims = _dims(node)
+    return _by_token(node, *dims, dims[1], linear=(0,)) if dims else None
+
+
+rule([aten.nll_loss, aten.nll_loss2d, aten.nll_loss_nd], _negative_likelihood)
+
+
+# -- losses of every element by itself ----------------------------------------------------------------
+
+
+def _elementwise_loss(node: Node) -> Signature:
+    """Element by element without reduction, a sum over all with ``sum``; a mean needs the global count."""
+    rank = max(len(v.shape) for v in node.operands)
+    sizes: list[Size] = [1] * rank
+    for value in node.operands:
+        for i, size in enumerate(value.shape, rank - len(value.shape)):
+            sizes[i] = size if sizes[i] == 1 else sizes[i]
+
+    def letters(value: Value) -> tuple[Dim, ...]:
+        first = rank - len(value.shape)
+        return tuple(() if s == 1 and sizes[i] != 1 else (f"d{i}",) for i, s in enumerate(value.shape, first))
+
+    reduction = arguments(node)["reduction"]
+    every = tuple((f"d{i}",) for i in range(rank))
+    blocked = frozenset(f"d{i}" for i in range(rank) if reduction == _MEAN)
+    return Signature(tuple(map(letters, node.operands)), (every if reduction == 0 else (),), blocked)
+
+
+def _over_elements(node: Node, context: Context) -> Iterator[Form]:
+    """Each rank has some elements: the mean of their losses, over the global count."""
+    signature = _elementwise_loss(node)
+    if arguments(node)["reduction"] != _MEAN:
+        return
+    name = op_name(node.op).split(".")[1]
+    for letter in signature.letters:
+        for run in context.runs(context.dims.letters[node].get(letter, ())):
+            kinds = [
+                context.shard(value, run) if (letter,) in dims else R
+                for value, dims in zip(node.operands, signature.operands, strict=True)
+            ]
+            given = tuple(kind for kind in kinds if kind is not None)
+            if len(given) == len(kinds):
+                yield Form(given, (P,), (COUNT,), _elementwise_code(name, mean="rt.mean"))
+
+
+_OPTIONS = {
+    "weight": "None", "pos_weight": "None", "beta": "1.0", "delta": "1.0", "log_target": "False",
+}  # fmt: skip
+
+
+def _elementwise_code(name: str, mean: str = "") -> Callable[[Mapping[str, str]], str]:
+    """The call of a loss, or ``mean`` of its elements."""
+
+    def code(args: Mapping[str, str]) -> str:
+        options = "".join(f", {k}={args[k]}" for k, default in _OPTIONS.items() if args.get(k, default) != default)
+        reduction = "none" if mean else REDUCTIONS[int(args["reduction"])]
+        call = f"F.{name}({args['self']}, {args['target']}{options}, reduction={reduction!r})"
+        return f"{mean}({call}, {args['axis']})" if mean else call
+
+    return code
+
+
+for _name in (
+    "binary_cross_entropy", "binary_cross_entropy_with_logits", "huber_loss", "kl_div", "l1_loss", "mse_loss", "smooth_l1_loss",
+):  # fmt: skip
+    rule(
+        getattr(aten, _name),
+        _elementwise_loss,
+        code=_elementwise_code(_name),
+        implementations=(Implementation("global count", _over_elements),),
+    )

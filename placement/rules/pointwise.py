@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import torch
+from collections.abc import Callable, Mapping
 
 from placement.graph.ir import Node, Value
 from placement.graph.signature import Signature
 from placement.rules.core import arguments, aten, elementwise, rule
 
 _NONLINEAR = [
-    aten.abs, aten.acos, aten.asin, aten.atan, aten.bitwise_not, aten.celu, aten.ceil, aten.clamp, aten.clamp_max, aten.clamp_min, aten.cos, aten.cosh,
-    aten.elu, aten.erf, aten.erfc, aten.exp, aten.exp2, aten.expm1, aten.floor, aten.frac, aten.gelu, aten.hardsigmoid, aten.hardswish,
-    aten.hardtanh, aten.isinf, aten.isnan, aten.leaky_relu, aten.log, aten.log10, aten.log1p, aten.log2, aten.log_sigmoid, aten.logical_not, aten.mish,
-    aten.reciprocal, aten.relu, aten.relu6, aten.round, aten.rsqrt, aten.selu, aten.sgn, aten.sigmoid, aten.sign, aten.silu, aten.sin,
-    aten.sinh, aten.softplus, aten.sqrt, aten.square, aten.tan, aten.tanh, aten.trunc, aten.nan_to_num,
-    # of two tensors, or a tensor and a number
-    aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge, aten.maximum, aten.minimum, aten.remainder, aten.fmod, aten.floor_divide, aten.atan2,
-    aten.logical_and, aten.logical_or, aten.logical_xor, aten.bitwise_and, aten.bitwise_or, aten.bitwise_xor, aten.pow, aten.where,
-    aten.addcmul, aten.addcdiv, aten.lerp, aten.ones_like, aten.zeros_like, aten.full_like,
+    aten.abs, aten.acos, aten.acosh, aten.asin, aten.asinh, aten.atan, aten.atanh, aten.bitwise_not, aten.ceil, aten.celu,
+    aten.clamp, aten.clamp_max, aten.clamp_min, aten.cos, aten.cosh, aten.digamma, aten.elu, aten.erf, aten.erfc,
+    aten.erfinv, aten.exp, aten.exp2, aten.expm1, aten.floor, aten.frac, aten.gelu, aten.hardshrink, aten.hardsigmoid,
+    aten.hardswish, aten.hardtanh, aten.isfinite, aten.isinf, aten.isnan, aten.leaky_relu, aten.lgamma, aten.log,
+    aten.log10, aten.log1p, aten.log2, aten.log_sigmoid, aten.logical_not, aten.logit, aten.mish, aten.nan_to_num,
+    aten.reciprocal, aten.relu, aten.relu6, aten.round, aten.rsqrt, aten.selu, aten.sgn, aten.sigmoid, aten.sign,
+    aten.silu, aten.sin, aten.sinc, aten.sinh, aten.softplus, aten.softshrink, aten.sqrt, aten.square, aten.tan,
+    aten.tanh, aten.threshold, aten.trunc,
+    # of two tensors, or of a tensor and a number
+    aten.atan2, aten.bitwise_and, aten.bitwise_or, aten.bitwise_xor, aten.copysign, aten.div.Scalar_mode,
+    aten.div.Tensor_mode, aten.floor_divide, aten.fmax, aten.fmin, aten.fmod, aten.hypot, aten.lerp, aten.logaddexp,
+    aten.logical_and, aten.logical_or, aten.logical_xor, aten.max.other, aten.maximum, aten.min.other, aten.minimum,
+    aten.remainder, aten.xlogy,
+    # of nothing but the shape
+    aten.full_like, aten.ones_like, aten.zeros_like,
 ]  # fmt: skip
 rule(_NONLINEAR, elementwise)
 
-_BITS = {aten.__and__: "&", aten.__or__: "|", aten.__xor__: "^"}
-for _op, _sign in _BITS.items():
+_SIGNS = {
+    aten.__and__: "&", aten.__or__: "|", aten.__xor__: "^", aten.eq: "==", aten.ne: "!=", aten.lt: "<", aten.le: "<=",
+    aten.gt: ">", aten.ge: ">=",
+}  # fmt: skip
+for _op, _sign in _SIGNS.items():
     rule(_op, elementwise, code=f"{{self}} {_sign} {{other}}")
+rule(aten.pow, elementwise, code="{self} ** {exponent}")
 
 
 def _linear_in_first(node: Node) -> Signature:
@@ -38,10 +46,10 @@ def _product(node: Node) -> Signature:
 
 def _sum(node: Node) -> Signature:
     """A sum of tensors is linear in all of them; of a tensor and a number in none (each rank would add the number)."""
-    return elementwise(node, additive=len(node.operands) == 2)  # noqa: PLR2004
+    return elementwise(node, additive=(0, 1) if len(node.operands) == 2 else ())
 
 
-def _sum_code(sign: str) -> object:
+def _sum_code(sign: str) -> Callable[[Mapping[str, str]], str]:
     def code(args: Mapping[str, str]) -> str:
         other = args["other"] if args.get("alpha", "1") == "1" else f"{args['alpha']} * {args['other']}"
         return f"{args['self']} {sign} {other}"
@@ -51,34 +59,77 @@ def _sum_code(sign: str) -> object:
 
 rule(aten.neg, _linear_in_first, code="-{self}")
 rule(aten.mul, _product, code="{self} * {other}")
-rule(aten.div.Tensor, _linear_in_first, code="{self} / {other}")
-rule(aten.div.Scalar, _linear_in_first, code="{self} / {other}")
-rule([aten.div.Tensor_mode, aten.div.Scalar_mode], elementwise)
-rule(aten.add, _sum, code=_sum_code("+"))  # type: ignore[arg-type]
-rule(aten.sub, _sum, code=_sum_code("-"))  # type: ignore[arg-type]
+rule([aten.div.Tensor, aten.div.Scalar], _linear_in_first, code="{self} / {other}")
+rule(aten.add, _sum, code=_sum_code("+"))
+rule(aten.sub, _sum, code=_sum_code("-"))
 rule(aten.rsub, _sum)
-rule(aten.pow, elementwise, code="{self} ** {exponent}")
+rule(aten.detach, _linear_in_first, code="{self}.detach()")
+
+
+def _addcmul(node: Node) -> Signature:
+    """``self + value · tensor1 · tensor2``: linear in the first two together."""
+    return elementwise(node, additive=(0, 1))
+
+
+rule([aten.addcmul, aten.addcdiv], _addcmul)
 
 
 def _cast(node: Node) -> Signature:
     """Between floating types a cast is linear up to rounding; to integers it is not linear at all."""
-    return elementwise(node, linear=(0,) if node.results[0].dtype.is_floating_point else ())
+    to = node.results[0].dtype
+    return elementwise(node, linear=(0,) if to.is_floating_point or to.is_complex else ())
 
 
-rule(aten.to, _cast, code="{self}.to({dtype})")
-rule(aten.detach, _linear_in_first, code="{self}.detach()")
+rule(aten.to.dtype, _cast, code="{self}.to({dtype})")
+
+
+def _where(node: Node) -> Signature:
+    """Linear in both branches together; in one alone where the other is zero."""
+    given = arguments(node)
+    branches = given["self"], given["other"]
+    if all(isinstance(branch, Value) for branch in branches):
+        return elementwise(node, additive=(1, 2))
+    zero = any(not isinstance(branch, Value) and branch == 0 for branch in branches)
+    return elementwise(node, linear=(1,) if zero and len(node.operands) == 2 else ())
+
+
+rule([aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar], _where)
 
 
 def _masked_fill(node: Node) -> Signature:
-    """Filling with zero is a product with a mask; filling with anything else adds it once per rank."""
+    """Filling with zero is a product with a mask; filling with a number else adds it once per rank."""
     value = arguments(node)["value"]
-    return elementwise(node, linear=(0,) if not isinstance(value, Value) and value == 0 else ())
+    if isinstance(value, Value):
+        return elementwise(node, additive=(0, 2))
+    return elementwise(node, linear=(0,) if value == 0 else ())
 
 
 rule(aten.masked_fill, _masked_fill, code="{self}.masked_fill({mask}, {value})")
 rule([aten.tril, aten.triu], lambda node: elementwise(node, linear=(0,), blocked=(-1, -2)))
-rule(aten.dropout, elementwise, code="self.dropout({input}, {p}, {site}{input_cut})")
+rule(aten.dropout, elementwise, code="rt.dropout(self, {input}, {p}, {site}{input_on})")
 
-COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-for _name, _sign in COMPARISONS.items():
-    rule(getattr(torch.ops.aten, _name), elementwise, code=f"{{self}} {_sign} {{other}}")
+
+def _prelu(node: Node) -> Signature:
+    """One weight, or one for each channel: channels are dim 1."""
+    source, weight = node.operands
+    rank = len(source.shape)
+    dims = tuple((f"d{i}",) for i in range(rank))
+    channels = dims[1] if weight.shape and weight.shape[0] != 1 else ()
+    return Signature((dims, (channels,) * len(weight.shape)), (dims,))
+
+
+rule(aten.prelu, _prelu)
+
+
+def _glu(node: Node) -> Signature:
+    """Two halves of a dim, the second of which gates the first: a shard takes its part of both."""
+    (source,), (result,) = node.operands, node.results
+    dim = arguments(node)["dim"] % len(source.shape)
+    dims = tuple((f"d{i}",) for i in range(len(source.shape)))
+    before = tuple(("half", *d) if i == dim else d for i, d in enumerate(dims))
+    sizes = {"half": 2, f"d{dim}": result.shape[dim]}
+    half = frozenset({"half"})
+    return Signature((before,), (dims,), half, sizes=sizes, pieces=half)
+
+
+rule(aten.glu, _glu)

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 
 from placement.graph.ir import Node
-from placement.graph.signature import Signature
-from placement.rules.core import aten, rule
+from placement.graph.signature import Dim, Signature
+from placement.rules.core import arguments, aten, rule
 
 
 def twice_all(extent: Mapping[str, int]) -> int:
@@ -15,32 +15,101 @@ def twice_all(extent: Mapping[str, int]) -> int:
     return 2 * math.prod(extent.values())
 
 
-rule(aten.linear, "* k, n k -> * n", linear=(0, 1), flops=twice_all, code="F.linear({input}, {weight})")
+def _linear(node: Node) -> Signature | None:
+    """``* k, n k, [n] -> * n``. A bias joins the sum once."""
+    source, weight = node.operands[:2]
+    if len(weight.shape) != 2 or not source.shape:
+        return None
+    star: tuple[Dim, ...] = tuple((f"b{i}",) for i in range(len(source.shape) - 1))
+    operands: tuple[tuple[Dim, ...], ...] = ((*star, ("k",)), (("n",), ("k",)))
+    if len(node.operands) == 2:
+        return Signature(operands, ((*star, ("n",)),), linear=frozenset({0, 1}))
+    return Signature((*operands, (("n",),)), ((*star, ("n",)),), additive=frozenset({0, 2}))
+
+
+def _linear_code(args: Mapping[str, str]) -> str:
+    bias = "" if args.get("bias", "None") == "None" else f", {args['bias']}"
+    return f"F.linear({args['input']}, {args['weight']}{bias})"
+
+
+rule(aten.linear, _linear, flops=twice_all, code=_linear_code)
 rule(aten.mm, "m k, k n -> m n", linear=(0, 1), flops=twice_all, code="{self} @ {mat2}")
 rule(aten.bmm, "b m k, b k n -> b m n", linear=(0, 1), flops=twice_all, code="{self} @ {mat2}")
 rule(aten.mv, "m k, k -> m", linear=(0, 1), flops=twice_all, code="{self} @ {vec}")
 rule(aten.dot, "k, k -> ", linear=(0, 1), flops=twice_all)
 rule(aten.outer, "m, n -> m n", linear=(0, 1), flops=twice_all)
+rule(aten.baddbmm, "b m n, b m k, b k n -> b m n", additive=(0, 1), flops=twice_all)
 
 
-def _matmul(node: Node) -> Signature | None:
-    """``matmul`` for two tensors of at least two dims, leading dims broadcast."""
+def _addmm(node: Node) -> Signature:
+    """``[m] n, m k, k n -> m n``: the first operand broadcasts and joins the sum once."""
+    bias = node.operands[0].shape
+    full: tuple[Dim, ...] = (("m",), ("n",))
+    shape = node.results[0].shape
+    offset = 2 - len(bias)
+    joins = tuple(() if s == 1 and shape[i + offset] != 1 else full[i + offset] for i, s in enumerate(bias))
+    return Signature((joins, (("m",), ("k",)), (("k",), ("n",))), (full,), additive=frozenset({0, 1}))
+
+
+rule(aten.addmm, _addmm, flops=twice_all)
+
+
+def _matmul(node: Node) -> Signature:
+    """``matmul``: leading dims broadcast, a vector has no ``m`` or no ``n``."""
     left, right = node.operands
+    rows: tuple[Dim, ...] = (("m",),) if len(left.shape) > 1 else ()
+    columns: tuple[Dim, ...] = (("n",),) if len(right.shape) > 1 else ()
     (result,) = node.results
-    if min(len(left.shape), len(right.shape)) < 2:  # noqa: PLR2004
-        return None
-    rank = len(result.shape)
+    rank = len(result.shape) - len(rows) - len(columns)
 
-    def leading(shape: tuple[object, ...]) -> list[tuple[str, ...]]:
-        offset = rank - len(shape)
+    def leading(shape: tuple[object, ...]) -> list[Dim]:
+        offset = rank - max(len(shape) - 2, 0)
         return [() if s == 1 and result.shape[i + offset] != 1 else (f"b{i + offset}",) for i, s in enumerate(shape[:-2])]
 
-    batch = [(f"b{i}",) for i in range(rank - 2)]
+    batch = [(f"b{i}",) for i in range(rank)]
     return Signature(
-        operands=((*leading(left.shape), ("m",), ("k",)), (*leading(right.shape), ("k",), ("n",))),
-        results=((*batch, ("m",), ("n",)),),
+        operands=((*leading(left.shape), *rows, ("k",)), (*leading(right.shape), ("k",), *columns)),
+        results=((*batch, *rows, *columns),),
         linear=frozenset({0, 1}),
     )
 
 
 rule(aten.matmul, _matmul, flops=twice_all, code="{self} @ {other}")
+
+
+def _convolution(node: Node) -> Signature | None:
+    """Parallel in batch and output channels, contracted over input channels; positions are needed whole.
+
+    With groups only the batch is parallel: the op is told the global number of groups.
+    """
+    source, weight = node.operands[:2]
+    groups = arguments(node)["groups"]
+    spatial = len(weight.shape) - 2
+    if len(source.shape) != len(weight.shape):
+        return None  # without a batch dim
+    before = tuple((f"x{i}",) for i in range(spatial))
+    kernel = tuple((f"k{i}",) for i in range(spatial))
+    after = tuple((f"y{i}",) for i in range(spatial))
+    inner, outer = ("i",), ("o",)
+    whole = {letter for dims in (before, kernel, after) for (letter,) in dims}
+    if groups != 1:
+        whole |= {"i", "o", "g"}
+    operands = [(("b",), inner, *before), (outer, inner if groups == 1 else ("g",), *kernel)]
+    bias = len(node.operands) > 2
+    return Signature(
+        operands=(*operands, *([(outer,)] if bias else [])),
+        results=((("b",), outer, *after),),
+        blocked=frozenset(whole),
+        linear=frozenset() if bias else frozenset({0, 1}),
+        additive=frozenset({0, 2}) if bias else frozenset(),
+    )
+
+
+def _convolution_flops(extent: Mapping[str, int]) -> int:
+    """An upper estimate: as many outputs as input positions."""
+    spatial = [size for letter, size in extent.items() if letter[0] in "xk"]
+    channels = extent["o"] * extent.get("i", 1) if "g" not in extent else extent["o"] * extent["g"]
+    return 2 * extent["b"] * channels * math.prod(spatial)
+
+
+rule([aten.conv1d, aten.conv2d, aten.conv3d], _convolution, flops=_convolution_flops)

@@ -2,100 +2,123 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from placement.graph.ir import Node, evaluate
+from placement.graph.ir import Node
 from placement.graph.signature import Dim, Signature
-from placement.rules.core import Collective, Form, Implementation, Regrouping, arguments, aten, elementwise, lookup, rule
+from placement.rules.core import Collective, Form, Implementation, arguments, aten, elementwise, rule
 from placement.rules.strategies import Context
-from placement.types import Action, P, R, Type
+from placement.types import Action, P
+
+COUNT = Collective(Action.ALL_REDUCE, 8, "forward")
+"""How many terms the ranks have together: one number, agreed on before a global mean."""
 
 
 def reduced_dims(node: Node) -> tuple[int, ...]:
     """The dims of operand 0 that the node reduces, all where none is given."""
     rank = len(node.operands[0].shape)
     dim = arguments(node).get("dim")
-    dims: Sequence[int] = range(rank) if dim is None or dim == () else (dim,) if isinstance(dim, int) else dim
-    return tuple(sorted(d % rank for d in dims))
+    if isinstance(dim, int):
+        dim = (dim,)
+    listed: Sequence[int] = dim or range(rank)
+    return tuple(sorted(d % rank for d in listed)) if rank else ()
 
 
-def _reduction(node: Node, *, blocked: bool) -> Signature:
+def _reduction(node: Node, *, blocked: bool, linear: bool = False) -> Signature:
+    """Reduced dims are contracted, or whole where they are ``blocked``; kept, they have size one."""
     (source,) = node.operands
     dims = reduced_dims(node)
     letters = tuple((f"d{i}",) for i in range(len(source.shape)))
-    keep = len(node.results[0].shape) == len(source.shape) and bool(dims)
-    after: tuple[Dim, ...] = tuple(() if i in dims else letter for i, letter in enumerate(letters) if keep or i not in dims)
-    whole = frozenset(f"d{i}" for i in dims) if blocked else frozenset[str]()
-    return Signature((letters,), (after,) * len(node.results), whole, frozenset() if _nonlinear(node) else frozenset({0}))
-
-
-def _nonlinear(node: Node) -> bool:
-    return node.op not in (aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim)
+    keep = len(node.results[0].shape) == len(source.shape)
+    after: tuple[Dim, ...] = tuple(() if i in dims else d for i, d in enumerate(letters) if keep or i not in dims)
+    whole = frozenset(f"d{i}" for i in dims if blocked)
+    return Signature((letters,), (after,) * len(node.results), whole, frozenset({0}) if linear else frozenset())
 
 
 def _global_count(node: Node, context: Context) -> Iterator[Form]:
     """A mean over a sharded dim: the local sum over the global count, which the ranks agree on in one launch."""
-    (source,), (result,) = node.operands, node.results
+    (source,) = node.operands
+    code = "rt.mean({self}, {axis}, {dim}, keepdim={keepdim}, dtype={dtype})"
+    if node.op is aten.mean.default:
+        code = "rt.mean({self}, {axis}, dtype={dtype})"
     for dim in reduced_dims(node):
         for run in context.runs(context.dims.of(source)[dim]):
             kind = context.shard(source, run)
             if kind is not None:
-                count = Collective(Action.ALL_REDUCE, 8, "forward")
-                code = "rt.mean({self}, {axis}, {dim}, keepdim={keepdim}, dtype={dtype})"
-                if node.op is aten.mean.default:
-                    code = "rt.mean({self}, {axis}, dtype={dtype})"
-                yield Form((kind,), (P,), (count,), code)
-    del result
+                yield Form((kind,), (P,), (COUNT,), code)
 
 
-rule([aten.sum.default, aten.sum.dim_IntList], lambda node: _reduction(node, blocked=False))
+rule(
+    [aten.sum.default, aten.sum.dim_IntList, aten.count_nonzero.default, aten.count_nonzero.dim_IntList, aten.nansum],
+    lambda node: _reduction(node, blocked=False, linear=node.op in (aten.sum.default, aten.sum.dim_IntList)),
+)
 rule(
     [aten.mean.default, aten.mean.dim],
-    lambda node: _reduction(node, blocked=True),
+    lambda node: _reduction(node, blocked=True, linear=True),
     implementations=(Implementation("global count", _global_count),),
 )
 rule(
     [
-        aten.amax, aten.amin, aten.max.dim, aten.min.dim, aten.var.correction, aten.std.correction, aten.logsumexp, aten.prod.dim_int,
-        aten.any.dim, aten.all.dim, aten.any.default, aten.all.default, aten.argmax, aten.argmin, aten.max.default, aten.min.default,
-        aten.linalg_vector_norm, aten.norm.ScalarOpt_dim,
+        aten.all, aten.amax, aten.amin, aten.any, aten.argmax, aten.argmin, aten.linalg_vector_norm, aten.logsumexp,
+        aten.max.default, aten.max.dim, aten.median, aten.min.default, aten.min.dim, aten.norm.Scalar,
+        aten.norm.ScalarOpt_dim, aten.norm.ScalarOpt_dim_dtype, aten.norm.ScalarOpt_dtype, aten.prod, aten.std,
+        aten.std_mean, aten.var, aten.var_mean,
     ],
     lambda node: _reduction(node, blocked=True),
 )  # fmt: skip
 
 
-def _along(*names: str, linear: Iterable[int] = ()) -> object:
+def along(*, linear: Iterable[int] = ()) -> Callable[[Node], Signature]:
+    """Of the shape of operand 0, whole along ``dim``."""
+
     def signature(node: Node) -> Signature:
-        given = arguments(node)
-        return elementwise(node, linear=linear, blocked=[given[name] for name in names])
+        return elementwise(node, linear=linear, blocked=(arguments(node)["dim"],))
 
     return signature
 
 
-rule([aten.softmax.int, aten._softmax, aten.log_softmax.int, aten._log_softmax], _along("dim"))  # type: ignore[arg-type]  # noqa: SLF001
-rule([aten.cumsum], _along("dim", linear=(0,)))  # type: ignore[arg-type]
-rule([aten.cumprod, aten.logcumsumexp], _along("dim"))  # type: ignore[arg-type]
-rule(aten.sort.default, _along("dim"))  # type: ignore[arg-type]
+rule([aten.softmax.int, aten._softmax, aten.log_softmax.int, aten._log_softmax], along())  # noqa: SLF001 - aten's names
+rule(aten.cumsum, along(linear=(0,)))
+rule([aten.argsort, aten.cumprod, aten.logcumsumexp, aten.sort.default, aten.sort.stable], along())
+
+
+def _topk(node: Node) -> Signature:
+    """The dim is whole before, and shorter after."""
+    (source,) = node.operands
+    rank = len(source.shape)
+    dim = arguments(node)["dim"] % max(rank, 1)
+    before = tuple((f"d{i}",) for i in range(rank))
+    after = tuple(("k",) if i == dim else d for i, d in enumerate(before))
+    return Signature((before,), (after, after), frozenset({f"d{dim}", "k"}))
+
+
+rule(aten.topk, _topk)
 
 
 def _norm(node: Node) -> Signature:
-    """Normalised dims are whole; a weight and a bias run along them."""
-    given = arguments(node)
-    source = node.operands[0]
-    count = len(given["normalized_shape"])
-    rank = len(source.shape)
+    """Normalised dims are whole; a weight and a bias run along them. Statistics have them at size one."""
+    count = len(arguments(node)["normalized_shape"])
+    rank = len(node.operands[0].shape)
     dims = tuple((f"d{i}",) for i in range(rank))
     inner = dims[rank - count :]
+    statistics: tuple[Dim, ...] = (*dims[: rank - count], *((),) * count)
     return Signature(
         operands=(dims, *(inner for _ in node.operands[1:])),
-        results=(dims,),
+        results=(dims, *(statistics for _ in node.results[1:])),
         blocked=frozenset(letter for (letter,) in inner),
     )
 
 
-rule(
-    aten.layer_norm, _norm, code="F.layer_norm({input}, {normalized_shape}, {weight}, {bias}, {eps})"
-)
+rule(aten.layer_norm, _norm, code="F.layer_norm({input}, {normalized_shape}, {weight}, {bias}, {eps})")
 rule(aten.rms_norm, _norm, code="F.rms_norm({input}, {normalized_shape}, {weight}, {eps})")
+rule(aten.native_layer_norm, _norm)
 
-__all__ = ["R", "Regrouping", "Type", "evaluate", "lookup", "reduced_dims"]
+
+def _group_norm(node: Node) -> Signature:
+    """Parallel in the batch: the op is told the global number of groups."""
+    dims = tuple((f"d{i}",) for i in range(len(node.operands[0].shape)))
+    whole = frozenset(letter for (letter,) in dims[1:])
+    return Signature((dims, *((dims[1],) for _ in node.operands[1:])), (dims,), whole)
+
+
+rule(aten.group_norm, _group_norm)

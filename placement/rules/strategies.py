@@ -3,18 +3,18 @@
 For an op with a signature, always: everything invariant, everything replicated. Then, for each letter
 that is not blocked and each run of factors that the axis divides: operands that have the letter sharded,
 the others replicated, the result sharded, or partial where the letter is contracted. Then one operand
-partial where the op is linear in it, and all operands partial where it is additive.
+partial where the op is linear in it, and those operands partial in which it is linear together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import sympy
 import torch
 
-from placement.graph.factors import Dims, Factor, Factors
+from placement.graph.factors import Dims, Factors
 from placement.graph.ir import Node, Size, Value, evaluate
 from placement.graph.signature import Regrouping, Signature
 from placement.rules.core import Collective, Code, lookup
@@ -36,6 +36,15 @@ class Strategy:
         return f"{', '.join(map(repr, self.operands))} -> {', '.join(map(repr, self.results))}{name}"
 
 
+@dataclass(slots=True)
+class _Known:
+    """What a context has found out: a graph asks the same few questions for every layer."""
+
+    divides: dict[Size, bool] = field(default_factory=dict)
+    runs: dict[Factors, tuple[Factors, ...]] = field(default_factory=dict)
+    shards: dict[Factors, Type] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Context:
     """One axis of ``n`` ranks over a graph's dims: which runs of factors a shard on it may cut.
@@ -47,19 +56,30 @@ class Context:
     n: int
     hints: Mapping[sympy.Symbol, int]
     dynamic: frozenset[sympy.Symbol]
+    _known: _Known = field(default_factory=_Known, init=False, repr=False)
 
     def divides(self, size: Size) -> bool:
         """Whether the axis cuts ``size`` into equal blocks of whole elements."""
         if isinstance(size, int):
             return size % self.n == 0
-        return size.free_symbols <= self.dynamic and size.is_Symbol and evaluate(size, self.hints) % self.n == 0
+        known = self._known.divides
+        if size not in known:
+            symbol = size.is_Symbol and size in self.dynamic
+            known[size] = symbol and evaluate(size, self.hints) % self.n == 0
+        return known[size]
 
-    def runs(self, factors: Factors) -> Iterator[Factors]:
+    def runs(self, factors: Factors) -> tuple[Factors, ...]:
         """What a shard may cut of a product: a factor that the axis divides, or the shortest such run of factors.
 
         A run has at least two factors and starts at one that the axis does not divide: four ranks cut
         two KV heads with two query heads each through kv_heads · group.
         """
+        known = self._known.runs
+        if factors not in known:
+            known[factors] = tuple(self._runs(factors))
+        return known[factors]
+
+    def _runs(self, factors: Factors) -> Iterator[Factors]:
         for start, factor in enumerate(factors):
             if factor.piece or factor.size == 1:
                 continue
@@ -83,15 +103,18 @@ class Context:
 
     def shard(self, value: Value, run: Factors) -> Type | None:
         """The type of ``value`` cut over ``run``, None where the value has it not, or twice, or apart."""
-        return S(*run) if self.dims.locate(value, run) is not None else None
+        if self.dims.locate(value, run) is None:
+            return None
+        known = self._known.shards
+        if run not in known:
+            known[run] = S(*run)
+        return known[run]
 
     def types(self, value: Value) -> tuple[Type, ...]:
         """Every type that the value may have, the unsharded first."""
-        shards = [
-            S(*run) for dim in self.dims.of(value) for run in self.runs(dim) if self.dims.locate(value, run) is not None
-        ]
+        found = (self.shard(value, run) for dim in self.dims.of(value) for run in self.runs(dim))
         unsharded = (I, R, P) if value.requires_grad else (R, P) if _sums(value) else (R,)
-        return (*unsharded, *dict.fromkeys(shards))
+        return (*unsharded, *dict.fromkeys(kind for kind in found if kind))
 
 
 def _sums(value: Value) -> bool:
@@ -101,82 +124,88 @@ def _sums(value: Value) -> bool:
 def strategies(node: Node, context: Context) -> tuple[Strategy, ...]:
     """Every strategy of a node, the unsharded first, in a fixed order without repetition."""
     found = lookup(node)
-    signature = found.signature(node) if found else None
+    operands = node.operands
     result: dict[tuple[tuple[Type, ...], tuple[Type, ...], str], Strategy] = {}
-
-    def offer(strategy: Strategy) -> None:
-        result.setdefault((strategy.operands, strategy.results, strategy.implementation), strategy)
-
-    for plain in _unsharded(node):
-        offer(plain)
-    if signature is not None:
-        for plain in _sharded(node, signature, context):
-            offer(plain)
+    for plain in _plain(node, operands, context):
+        result.setdefault((plain.operands, plain.results, ""), plain)
     for implementation in found.implementations if found else ():
         for form in implementation.forms(node, context):
-            offer(Strategy(form.operands, form.results, implementation.name, form.collectives, form.code))
+            strategy = Strategy(form.operands, form.results, implementation.name, form.collectives, form.code)
+            result.setdefault((form.operands, form.results, implementation.name), strategy)
     return tuple(result.values())
 
 
-def _unsharded(node: Node) -> Iterator[Strategy]:
-    if any(v.requires_grad for v in (*node.operands, *node.results)):
-        yield Strategy(
-            tuple(I if v.requires_grad else R for v in node.operands), tuple(I if v.requires_grad else R for v in node.results)
-        )
-    yield Strategy((R,) * len(node.operands), (R,) * len(node.results))
-
-
-def _sharded(node: Node, signature: Signature | Regrouping, context: Context) -> Iterator[Strategy]:
+def _plain(node: Node, operands: tuple[Value, ...], context: Context) -> Iterator[Strategy]:
+    yield from _unsharded(node, operands)
+    signature = context.dims.signature(node)
     if isinstance(signature, Regrouping):
-        yield from _regrouped(node, context)
+        yield from _regrouped(node, operands, context)
+    elif signature is not None:
+        if node not in context.dims.opaque:
+            yield from _cut(node, operands, signature, context)
+        yield from _partial(node, operands, signature)
+
+
+def _unsharded(node: Node, operands: tuple[Value, ...]) -> Iterator[Strategy]:
+    results = node.results
+    if any(v.requires_grad for v in (*operands, *results)):
+        yield Strategy(
+            tuple(I if v.requires_grad else R for v in operands), tuple(I if v.requires_grad else R for v in results)
+        )
+    yield Strategy((R,) * len(operands), (R,) * len(results))
+
+
+def _partial(node: Node, operands: tuple[Value, ...], signature: Signature) -> Iterator[Strategy]:
+    """Terms in, terms out. A truth value is not a sum of terms."""
+    if not all(map(_sums, node.results)):
         return
-    if node not in context.dims.opaque:
-        yield from _cut(node, signature, context)
-    for index in sorted(signature.linear):
-        yield Strategy(tuple(P if i == index else R for i in range(len(node.operands))), (P,) * len(node.results))
-    if signature.additive:
-        yield Strategy((P,) * len(node.operands), (P,) * len(node.results))
+    groups = [frozenset({index}) for index in sorted(signature.linear)]
+    for group in (*groups, signature.additive):
+        if group and all(_sums(operands[index]) for index in group):
+            yield Strategy(tuple(P if i in group else R for i in range(len(operands))), (P,) * len(node.results))
 
 
-def _regrouped(node: Node, context: Context) -> Iterator[Strategy]:
-    (result,) = node.results
-    source = node.operands[0]
-    yield Strategy((P, *(R for _ in node.operands[1:])), (P,))
+def _regrouped(node: Node, operands: tuple[Value, ...], context: Context) -> Iterator[Strategy]:
+    (source,), (result,) = operands, node.results
+    if _sums(source):
+        yield Strategy((P,), (P,))
     if node in context.dims.opaque:
         return
     for kind in context.types(source):
-        if kind.over:
-            run: tuple[Factor, ...] = kind.over  # type: ignore[assignment]
-            if context.shard(result, run):
-                yield Strategy((kind,), (kind,))
+        if kind.over and context.shard(result, kind.over):  # type: ignore[arg-type]
+            yield Strategy((kind,), (kind,))
 
 
-def _cut(node: Node, signature: Signature, context: Context) -> Iterator[Strategy]:
+def _cut(node: Node, operands: tuple[Value, ...], signature: Signature, context: Context) -> Iterator[Strategy]:
     letters = context.dims.letters[node]
+    contracted = signature.contracted
+    inside = [frozenset(letter for dim in dims for letter in dim) for dims in (*signature.operands, *signature.results)]
+    given, made = inside[: len(operands)], inside[len(operands) :]
     for letter in signature.letters:
-        if letter in signature.blocked:
-            continue
+        if letter in signature.blocked or not any(letter in dims for dims in given):
+            continue  # a letter of results only: nothing to cut
+        sums = letter in contracted
+        others = [P if sums and i in signature.additive else R for i in range(len(operands))]
         for run in context.runs(letters.get(letter, ())):
-            strategy = _cut_letter(node, signature, context, letter, run)
-            if strategy:
-                yield strategy
+            before = _types(operands, letter, run, given, others, context)
+            after = _types(node.results, letter, run, made, [P if sums else None] * len(made), context)
+            if before and after:
+                yield Strategy(before, after)
 
 
-def _cut_letter(node: Node, signature: Signature, context: Context, letter: str, run: Factors) -> Strategy | None:
-    operands = []
-    for value, dims in zip(node.operands, signature.operands, strict=True):
-        has = any(letter in dim for dim in dims)
-        kind = context.shard(value, run) if has else R
-        if kind is None:
+def _types(
+    values: Sequence[Value],
+    letter: str,
+    run: Factors,
+    inside: Sequence[frozenset[str]],
+    otherwise: Sequence[Type | None],
+    context: Context,
+) -> tuple[Type, ...] | None:
+    """What has the letter is cut; what only joins a contracted sum is partial, or it would join once per rank."""
+    kinds: list[Type] = []
+    for value, letters, other in zip(values, inside, otherwise, strict=True):
+        kind = context.shard(value, run) if letter in letters else other
+        if kind is None or (kind is P and not _sums(value)):
             return None
-        operands.append(kind)
-    if all(kind == R for kind in operands):
-        return None  # a letter of results only: nothing to cut
-    results = []
-    for value, dims in zip(node.results, signature.results, strict=True):
-        has = any(letter in dim for dim in dims)
-        kind = context.shard(value, run) if has else (P if letter in signature.contracted else None)
-        if kind is None:
-            return None
-        results.append(kind)
-    return Strategy(tuple(operands), tuple(results))
+        kinds.append(kind)
+    return tuple(kinds)

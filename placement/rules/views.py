@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from placement.graph.ir import Node, Value
+from placement.graph.ir import Node, Size, Value
 from placement.graph.signature import Dim, Regrouping, Signature
 from placement.rules.core import arguments, aten, elementwise, rule
 
@@ -24,7 +24,20 @@ def _same_elements(node: Node) -> Regrouping:
 
 rule(aten.reshape, _regroup, shape="shape", code="{self}.reshape({shape*})", view=True)
 rule(aten.unsqueeze, _same_elements, code="{self}.unsqueeze({dim})", view=True)
-rule([aten.squeeze.dim, aten.squeeze.dims], _same_elements, view=True)
+
+
+def _squeeze(node: Node) -> Signature:
+    """Without the dims that are of size one; those that are not stay whole, or they might become so on a rank."""
+    (source,) = node.operands
+    asked = arguments(node)["dim"]
+    rank = max(len(source.shape), 1)
+    listed = {d % rank for d in ((asked,) if isinstance(asked, int) else asked)}
+    dims = _letters(source)
+    kept = tuple(d for i, (d, size) in enumerate(zip(dims, source.shape, strict=True)) if i not in listed or size != 1)
+    return Signature((dims,), (kept,), frozenset(f"d{i}" for i in listed), frozenset({0}))
+
+
+rule([aten.squeeze.dim, aten.squeeze.dims], _squeeze, view=True)
 
 
 def _permuted(node: Node, order: Sequence[int]) -> Signature:
@@ -45,9 +58,30 @@ def _permute(node: Node) -> Signature:
     return _permuted(node, [i % rank for i in arguments(node)["dims"]])
 
 
-rule(aten.transpose.int, _transpose, code="{self}.transpose({dim0}, {dim1})", view=True)
+rule([aten.transpose.int, aten.swapdims], _transpose, code="{self}.transpose({dim0}, {dim1})", view=True)
 rule(aten.permute, _permute, code="{self}.permute({dims*})", view=True)
 rule(aten.t, lambda node: _permuted(node, range(len(node.operands[0].shape))[::-1]), code="{self}.t()", view=True)
+rule(aten.numpy_T, lambda node: _permuted(node, range(len(node.operands[0].shape))[::-1]), code="{self}.T", view=True)
+
+
+def _matrix_transpose(node: Node) -> Signature:
+    *leading, rows, columns = range(len(node.operands[0].shape))
+    return _permuted(node, [*leading, columns, rows])
+
+
+rule(aten.mT, _matrix_transpose, code="{self}.mT", view=True)
+
+
+def _movedim(node: Node) -> Signature:
+    rank = len(node.operands[0].shape)
+    given = arguments(node)
+    source, target = ([d] if isinstance(d, int) else list(d) for d in (given["source"], given["destination"]))
+    placed = {t % rank: s % rank for s, t in zip(source, target, strict=True)}
+    rest = iter(i for i in range(rank) if i not in placed.values())
+    return _permuted(node, [placed[i] if i in placed else next(rest) for i in range(rank)])
+
+
+rule(aten.movedim, _movedim, code="{self}.movedim({source}, {destination})", view=True)
 
 
 def _expand(node: Node) -> Signature:
@@ -107,7 +141,7 @@ def _split(node: Node) -> Signature:
     (source,) = node.operands
     rank = len(source.shape)
     dim = arguments(node)["dim"] % rank
-    lengths = {result.shape[dim] for result in node.results}
+    lengths = {result.shape[dim] for result in node.results} if len(node.results) == len(node.outputs) else set[Size]()
     dims = list(_letters(source))
     if len(lengths) == 1:
         letter = dims[dim][0]
@@ -123,7 +157,18 @@ def _split(node: Node) -> Signature:
 
 
 rule(aten.split.Tensor, _split, piece="split_size", code="{self}.split({split_size}, {dim})", view=True)
-rule([aten.split_with_sizes, aten.split.sizes], _split, code="{self}.chunk({pieces}, {dim})", view=True)
+
+
+def _split_code(args: Mapping[str, str]) -> str:
+    """Equal pieces by their number, which is the same on a rank; unequal ones are never cut."""
+    listed = args.get("split_sizes", args.get("split_size", ""))
+    if len(set(listed.strip("()[], ").split(", "))) == 1:
+        return f"{args['self']}.chunk({args['pieces']}, {args['dim']})"
+    return f"{args['self']}.split({listed}, {args['dim']})"
+
+
+rule(aten.split_with_sizes, _split, pieces="split_sizes", code=_split_code, view=True)
+rule(aten.split.sizes, _split, pieces="split_size", code=_split_code, view=True)
 rule(aten.chunk, _split, code="{self}.chunk({pieces}, {dim})", view=True)
 
 
@@ -136,7 +181,7 @@ def _cat(node: Node) -> Signature:
         tuple((f"part{k}",) if i == dim else (f"d{i}",) for i in range(rank)) for k in range(len(node.operands))
     )
     blocked = frozenset({f"d{dim}", *(f"part{k}" for k in range(len(node.operands)))})
-    return Signature(operands, (_letters(result),), blocked, additive=True)
+    return Signature(operands, (_letters(result),), blocked, additive=frozenset(range(len(node.operands))))
 
 
 rule(aten.cat, _cat)
@@ -147,24 +192,83 @@ def _stack(node: Node) -> Signature:
     dim = arguments(node)["dim"] % len(result.shape)
     dims = _letters(result)
     rest = tuple(d for i, d in enumerate(dims) if i != dim)
-    return Signature((rest,) * len(node.operands), (dims,), frozenset(dims[dim]), additive=True)
+    every = frozenset(range(len(node.operands)))
+    return Signature((rest,) * len(node.operands), (dims,), frozenset(dims[dim]), additive=every)
 
 
 rule(aten.stack, _stack)
 
 
 def _pad(node: Node) -> Signature:
-    """Padded dims are whole before, and others after. Padding with zero is linear."""
-    (source,), (result,) = node.operands, node.results
+    """Padded dims are whole before, and others after. Linear unless it is padded with a number else than zero."""
+    (source,) = node.operands
+    given = arguments(node)
     before = _letters(source)
-    padded = {i for i, (a, b) in enumerate(zip(source.shape, result.shape, strict=True)) if a != b}
+    amounts = given["pad"]  # from the last dim: before it, after it
+    padded = {len(before) - 1 - i // 2 for i, amount in enumerate(amounts) if amount != 0}
     after = tuple((f"padded{i}",) if i in padded else d for i, d in enumerate(before))
     blocked = frozenset({*(f"d{i}" for i in padded), *(f"padded{i}" for i in padded)})
-    given = arguments(node)
-    zero = given.get("value") in (None, 0, 0.0) and given.get("mode", "constant") == "constant"
-    return Signature((before,), (after,), blocked, frozenset({0} if zero else ()))
+    linear = given.get("mode", "constant") != "constant" or given.get("value") in (None, 0, 0.0)
+    return Signature((before,), (after,), blocked, frozenset({0} if linear else ()))
 
 
 rule([aten.pad, aten.constant_pad_nd], _pad)
 rule(aten.flip, lambda node: elementwise(node, linear=(0,), blocked=arguments(node)["dims"]))
-rule(aten.roll, lambda node: elementwise(node, linear=(0,), blocked=arguments(node)["dims"] or range(len(node.results[0].shape))))
+
+
+def _roll(node: Node) -> Signature:
+    """Rolled dims are whole; without dims the tensor is rolled as one row."""
+    return elementwise(node, linear=(0,), blocked=arguments(node)["dims"] or range(len(node.results[0].shape)))
+
+
+rule(aten.roll, _roll)
+
+
+def _repeat(node: Node) -> Signature:
+    """A dim after it is copies times the dim before: a shard takes its block of every copy."""
+    (source,), (result,) = node.operands, node.results
+    counts = arguments(node)["repeats"]
+    offset = len(counts) - len(source.shape)
+    before = tuple((f"d{i + offset}",) for i in range(len(source.shape)))
+    after: list[Dim] = [(f"copy{i}",) for i in range(offset)]
+    sizes: dict[str, Size] = {}
+    for i, count in enumerate(counts[offset:]):
+        letter = f"d{i + offset}"
+        after.append((letter,) if count == 1 else (f"copy{i + offset}", letter))
+        sizes |= {letter: source.shape[i], f"copy{i + offset}": count}
+    copies = frozenset(f"copy{i}" for i in range(len(result.shape)))
+    return Signature((before,), (tuple(after),), copies, frozenset({0}), sizes=sizes)
+
+
+rule(aten.repeat, _repeat, code="{self}.repeat({repeats*})")
+
+
+def _repeat_interleave(node: Node) -> Signature | None:
+    """A dim after it is the dim before times copies."""
+    (source,), given = node.operands, arguments(node)
+    if given["dim"] is None:
+        return None
+    dim = given["dim"] % len(source.shape)
+    dims = _letters(source)
+    after = tuple((*d, "copy") if i == dim else d for i, d in enumerate(dims))
+    sizes = {f"d{dim}": source.shape[dim], "copy": given["repeats"]}
+    return Signature((dims,), (after,), frozenset({"copy"}), frozenset({0}), sizes=sizes)
+
+
+rule(aten.repeat_interleave.self_int, _repeat_interleave, code="{self}.repeat_interleave({repeats}, {dim})")
+
+
+def _diff(node: Node) -> Signature:
+    """Differences of neighbours along a dim that is whole, with what is put before and after it; linear in all."""
+    dim = arguments(node)["dim"] % len(node.results[0].shape)
+
+    def letters(value: Value, whole: str) -> tuple[Dim, ...]:
+        return tuple((whole,) if i == dim else d for i, d in enumerate(_letters(value)))
+
+    operands = tuple(letters(v, f"part{k}") for k, v in enumerate(node.operands))
+    parts = frozenset({"after", *(f"part{k}" for k in range(len(operands)))})
+    every = frozenset(range(len(operands)))
+    return Signature(operands, (letters(node.results[0], "after"),), parts, additive=every)
+
+
+rule(aten.diff, _diff)

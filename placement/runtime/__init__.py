@@ -15,14 +15,22 @@ from placement.runtime.exchange import (
     replicated,
     split,
 )
-from placement.runtime.module import Module, buffer, param, tied
+from placement.runtime.lookup import masked_embedding
+from placement.runtime.losses import class_parallel_cross_entropy, token_parallel_cross_entropy
+from placement.runtime.means import mean
+from placement.runtime.module import Module, attention, buffer, dropout, param, summed, tied
 from placement.runtime.outputs import Output
 from placement.runtime.program import Program
+from placement.runtime.rng import seed, steps
+from placement.runtime.same_random import same_random
 from placement.runtime.simulate import SimulatedAxis, SimulatedMesh, simulate
 from placement.runtime.simulated import Simulated
 from placement.runtime.trace import Event, record
 
 __all__ = [
+    "summed",
+    "dropout",
+    "attention",
     "ALL_REDUCE",
     "KEEP",
     "NONE",
@@ -45,16 +53,23 @@ __all__ = [
     "all_reduce",
     "all_to_all",
     "buffer",
+    "class_parallel_cross_entropy",
     "clip_grad_norm_",
     "invariant",
     "joint_exchange",
+    "masked_embedding",
+    "mean",
     "pad",
     "param",
     "partial",
     "record",
     "reduce_scatter",
     "replicated",
+    "same_random",
+    "seed",
     "simulate",
     "split",
+    "steps",
     "tied",
+    "token_parallel_cross_entropy",
 ]

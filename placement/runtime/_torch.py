@@ -30,9 +30,28 @@ def version(x: torch.Tensor) -> int:
     return x._version
 
 
+def demand(condition: torch.Tensor, message: str) -> None:
+    """Fail where the scalar ``condition`` is false: at once on a CPU, else when the device comes to it."""
+    torch._assert_async(condition, message)
+
+
 def in_backward() -> bool:
     """Whether this thread runs a node of a backward pass (recomputation of a forward included)."""
     return torch._C._current_graph_task_id() != -1
+
+
+def accumulates(node: Any) -> bool:
+    """Whether the running backward pass adds what ``node`` gets to a leaf's ``.grad``.
+
+    It does not where the node is no leaf's, under ``torch.autograd.grad``, and for leaves left out of
+    ``backward(inputs=...)``.
+    """
+    if not hasattr(node, "variable"):
+        return False
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # how torch says that this is ``torch.autograd.grad``
+        return False
 
 
 def after_backward(callback: Callable[[], None]) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -35,6 +35,7 @@ U = TypeVar("U")
 
 COMMUNICATING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 LOCAL = ("none", "split", "keep", "pad")
+_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 _CUTTING = ("all_gather", "reduce_scatter", "all_to_all", "split", "pad")
 
 
@@ -43,17 +44,21 @@ class Step:
     """An action with its geometry. ``cut`` is the shard's; an all-to-all goes from ``cut`` ``to`` another.
 
     ``outer`` sizes are those of the full value, also where an all-to-all goes between two factors of one dim.
+    ``op`` is what an all-reduce does with the ranks' values: ``max`` has no dual, it is for ``run`` only.
     """
 
     kind: str
     cut: Cut | None = None
     to: Cut | None = None
+    op: Literal["sum", "max"] = "sum"
 
     def __post_init__(self) -> None:
         if self.kind not in COMMUNICATING + LOCAL:
             raise ValueError(f"no action {self.kind!r}")
         if (self.cut is not None) != (self.kind in _CUTTING) or (self.to is not None) != (self.kind == "all_to_all"):
             raise ValueError(f"{self.kind} with cut {self.cut} to {self.to}")
+        if self.op != "sum" and self.kind != "all_reduce":
+            raise ValueError(f"{self.kind} of a {self.op}")
 
     @property
     def where(self) -> Cut:
@@ -65,6 +70,7 @@ class Step:
 
 NONE = Step("none")
 ALL_REDUCE = Step("all_reduce")
+MAXIMUM = Step("all_reduce", op="max")
 KEEP = Step("keep")
 
 
@@ -119,11 +125,11 @@ class Axis(ABC):
         """
 
     @abstractmethod
-    def _transport(self, kind: str, sent: list[Tensor]) -> list[Tensor]:
+    def _transport(self, step: Step, sent: list[Tensor]) -> list[Tensor]:
         """Move one contiguous buffer per held rank; results are fresh and contiguous.
 
-        all_reduce: the sum. all_gather: [n, *sent]. reduce_scatter, all_to_all: from [n, *block], the sum
-        of the own block; the own block of every rank, stacked.
+        all_reduce: the sum or the maximum. all_gather: [n, *sent]. reduce_scatter, all_to_all: from [n, *block],
+        the sum of the own block; the own block of every rank, stacked.
         """
 
     def move(self, step: Step, xs: Sequence[Tensor]) -> list[Tensor]:
@@ -131,12 +137,12 @@ class Axis(ABC):
         if self.size == 1 or step.kind in LOCAL:
             return [_local(step, x, self.size, rank, self.name) for rank, x in zip(self.held, xs, strict=True)]
         dtype = xs[0].dtype
-        sums = step.kind in ("all_reduce", "reduce_scatter") and dtype.is_floating_point
+        sums = step.kind in ("all_reduce", "reduce_scatter") and step.op == "sum" and dtype.is_floating_point
         wire = self.reduce_dtype if sums and self.reduce_dtype is not None else dtype
         sent = [_packed(step, x.to(wire), self) for x in xs]
         parts = self.size if step.kind in ("all_gather", "all_to_all") else 1
         trace.note(step.kind, self.name, parts * sent[0].numel() * sent[0].element_size())
-        return [_unpacked(step, y, self.size).to(dtype) for y in self._transport(step.kind, sent)]
+        return [_unpacked(step, y, self.size).to(dtype) for y in self._transport(step, sent)]
 
 
 class MeshAxis(Axis):
@@ -160,16 +166,16 @@ class MeshAxis(Axis):
     def together(self, what: Hashable, payload: T, action: Callable[[list[T]], Sequence[U]]) -> U:  # noqa: ARG002, D102
         return action([payload])[0]
 
-    def _transport(self, kind: str, sent: list[Tensor]) -> list[Tensor]:
+    def _transport(self, step: Step, sent: list[Tensor]) -> list[Tensor]:
         (x,) = sent
-        if kind == "all_reduce":
+        if step.kind == "all_reduce":
             out = x.clone(memory_format=torch.contiguous_format)
-            dist.all_reduce(out, group=self.group)
-        elif kind == "all_gather":
+            dist.all_reduce(out, _OPS[step.op], group=self.group)
+        elif step.kind == "all_gather":
             out = x.new_empty((self.size, *x.shape))
             # Stacking wants a dim to stack on, which a scalar lacks.
             dist.all_gather_single(out.view(-1), x.view(-1), group=self.group)
-        elif kind == "reduce_scatter":
+        elif step.kind == "reduce_scatter":
             out = x.new_empty(x.shape[1:])
             dist.reduce_scatter_single(out.view(-1), x.view(-1), group=self.group)
         else:

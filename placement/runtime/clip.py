@@ -49,21 +49,18 @@ def _clip(program: Program, max_norm: float, p: float, *, error_if_nonfinite: bo
             groups.setdefault(tuple(axis for axis, _ in program.layout_of(name)), []).append(parameter.grad)
     if not groups:
         return torch.tensor(0.0)
-    norms = [_norm(torch.stack([_norm(grad, p) for grad in grads]), p) for grads in groups.values()]
-    for index, axes in enumerate(groups):
-        for axis in axes:
-            every = axis.run(Step("all_gather", Cut(0)), norms[index].reshape(1))
-            norms[index] = _norm(every, p)
-    total = _norm(torch.stack([norm.to(norms[0]) for norm in norms]), p)
+    norms = torch.stack([_norm(torch.stack([_norm(grad, p) for grad in grads]), p) for grads in groups.values()])
     for axis in program.mesh_axes.values():
-        # Replicas may differ in the last bit where an op is not deterministic; the first rank's norm holds.
-        total = axis.run(Step("all_gather", Cut(0)), total.reshape(1))[0]
+        every = axis.run(Step("all_gather", Cut(0)), norms[None])
+        # Replicas may differ in the last bit where an op is not deterministic: the first rank's norm holds.
+        norms = torch.stack([_norm(every[:, i], p) if axis in cut else every[0, i] for i, cut in enumerate(groups)])
+    total = _norm(norms, p)
     if error_if_nonfinite and not bool(torch.isfinite(total)):
         raise RuntimeError(f"the total norm of order {p} of the gradients is not finite, so they cannot be clipped")
     scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
     for grads in groups.values():
         for grad in grads:
-            grad.mul_(scale.to(grad))
+            grad.mul_(scale.to(grad.device))
     return total
 
 

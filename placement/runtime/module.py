@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from placement.runtime._torch import eager
+from placement.runtime.attention import attention as dropped_attention
 from placement.runtime.cuts import Cut
 from placement.runtime.exchange import replicated
+from placement.runtime.rng import Random, Site, dropped
 
 if TYPE_CHECKING:
     from placement.runtime.axis import Axis
@@ -60,18 +63,20 @@ def tied(name: str) -> Tied:
 
 
 class Module(nn.Module):
-    """A module of an emitted program.
+    """A module of an emitted program. It has no public names of its own: a model may use any for its members.
 
     Members become what they are: modules, lists and dicts of modules, ``param``, ``buffer``, ``tied``;
     anything else is a plain attribute. Parameters have no data until a state dict is loaded. Once the program is
     on a mesh, each axis is an attribute under its name.
     """
 
-    def __init__(self, **members: Any) -> None:
+    def __init__(self, /, **members: Any) -> None:
         super().__init__()
         self._declared: dict[str, Declared] = {}
         self._tied: dict[str, Tied] = {}
         self._aliases: Aliases = {}
+        self._path = ""  # in the program, which also shares its random state with all its modules
+        self._random = Random()
         for name, member in members.items():
             self._add(name, member)
 
@@ -98,17 +103,63 @@ class Module(nn.Module):
         else:
             self.register_buffer(name, tensor, persistent=declared.persistent)
 
-    @eager
-    def summed(self, name: str, axis: Axis) -> Tensor:
-        """The parameter ``name`` used I → R on ``axis``: its gradient is summed over the ranks.
 
-        In a call of the program all such parameters share one reduction. In a call of this module alone
-        each has its own.
-        """
-        owner, _, attribute = name.rpartition(".")
-        parameter = getattr(self.get_submodule(owner), attribute)
-        found = self._aliases.get((axis.name, id(parameter)))
-        # By identity: a wrapper may have put another tensor in the parameter's place for this call.
-        if found is not None and found[0] is parameter and torch.is_grad_enabled():
-            return found[1]
-        return replicated(parameter, axis)
+@eager
+def summed(module: Module, name: str, axis: Axis) -> Tensor:
+    """The parameter ``name`` used I → R on ``axis``: its gradient is summed over the ranks.
+
+    In a call of the program all such parameters share one reduction. In a call of this module alone
+    each has its own.
+    """
+    owner, _, attribute = name.rpartition(".")
+    parameter = getattr(module.get_submodule(owner), attribute)
+    found = module._aliases.get((axis.name, id(parameter)))
+    # By identity: a wrapper may have put another tensor in the parameter's place for this call.
+    if found is not None and found[0] is parameter and torch.is_grad_enabled():
+        return found[1]
+    return replicated(parameter, axis)
+
+
+def dropout(
+    module: Module, x: Tensor, p: float, site: Site, axis: Axis | None = None, dim: int = 0, outer: int = 1
+) -> Tensor:
+    """``F.dropout`` in training, ``x`` else; the mask is that of op ``site`` of this module, see ``rng``.
+
+    I → I, R → R without an axis: every rank drops the same. S → S with the axis that ``x`` is cut on: each
+    rank has its block of the one-device mask. Nothing is sent.
+    """
+    if not module.training:
+        return x
+    return dropped(x, p, module._random.key(module._path, site), axis, Cut(dim, outer))
+
+
+def attention(
+    module: Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float,
+    site: Site,
+    axis: Axis | None = None,
+    dim: int = 0,
+    outer: int = 1,
+    *,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """``F.scaled_dot_product_attention`` with dropout in training; the cut is that of ``query``.
+
+    The probabilities [batch, heads, queries, keys] are dropped as those of one device, see ``dropout``.
+    """
+    mask: dict[str, Any] = {
+        "attn_mask": attn_mask,
+        "is_causal": is_causal,
+        "scale": scale,
+        "enable_gqa": enable_gqa,
+    }
+    if not module.training or dropout_p == 0:
+        return F.scaled_dot_product_attention(query, key, value, **mask)
+    random = module._random.key(module._path, site)
+    return dropped_attention(query, key, value, dropout_p, random, axis, Cut(dim, outer), **mask)

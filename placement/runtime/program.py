@@ -50,7 +50,7 @@ class Program(Module):
     hooks: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     same_blocks: ClassVar[bool] = True
 
-    def __init__(self, **members: Any) -> None:
+    def __init__(self, /, **members: Any) -> None:
         super().__init__(**members)
         self.restore: Callable[[Any], Any] | None = None
         self._axes: dict[str, Axis] = {}
@@ -94,19 +94,20 @@ class Program(Module):
                     module.register_parameter(name, self._resolved(tie))
                     self._layouts[_dotted(path, name)] = self._layouts.get(tie.name, ())
         self._check_outputs()
-        self._reducers = [Reducer(self._axis(name), names, self.get_parameter) for name, names in self.hooks.items()]
+        self._reducers = [Reducer(self._axis(name), names, self.tensor) for name, names in self.hooks.items()]
         for reducer in self._reducers:
             for name in reducer.names:
-                self.get_parameter(name)  # a hook that names nothing fails here, not in training
+                self.tensor(name)  # a hook that names nothing fails here, not in training
         inputs = {name: (spec[0], self.layout(spec[1]), *spec[2:]) for name, spec in self.inputs.items()}
         self._guard = Guard(inputs, self.divides, inspect.signature(self.forward), same_blocks=self.same_blocks)
         return self
 
     def _bind(self, path: str, module: Module) -> None:
         module._aliases = self._aliases
+        module._path, module._random = path, self._random
         for name, axis in self._axes.items():
             if hasattr(module, name):
-                raise MeshError(f"axis {name!r} cannot have the name of a member of module {path or 'root'!r}")
+                raise MeshError(f"axis {name!r} cannot have the name of a member of {path or 'the root'}")
             setattr(module, name, axis)
         for name, declared in module._declared.items():
             full = _dotted(path, name)
@@ -117,9 +118,8 @@ class Program(Module):
             module._register(name, declared, shape)
 
     def _resolved(self, tie: Tied) -> nn.Parameter:
-        path, _, attribute = tie.name.rpartition(".")
-        parameter = getattr(self.get_submodule(path), attribute, None)
-        if not isinstance(parameter, nn.Parameter):
+        parameter = self.tensor(tie.name)
+        if parameter is None:
             raise StateError(f"tied to {tie.name}, which owns no data: name the parameter that does")
         return parameter
 
@@ -127,6 +127,11 @@ class Program(Module):
         if name not in self._axes:
             raise MeshError(f"no axis {name!r}: the program has {', '.join(self._axes) or 'none'}")
         return self._axes[name]
+
+    def tensor(self, name: str) -> Any:
+        """The parameter or buffer ``name`` as it is now, be it a Parameter or what a wrapper put in its place."""
+        path, _, attribute = name.rpartition(".")
+        return getattr(self.get_submodule(path), attribute)
 
     @property
     def mesh_axes(self) -> Mapping[str, Axis]:
@@ -169,6 +174,7 @@ class Program(Module):
         try:
             result = super().__call__(*args, **kwargs)
         finally:
+            self._random.end()
             self._aliases.clear()
         return self._finished(result)
 
@@ -181,6 +187,7 @@ class Program(Module):
         self._aliases.clear()
         for reducer in self._reducers:
             reducer.open(self._aliases)
+        self._random.begin(training=self.training)
 
     def refuse_meta(self) -> None:
         """Raise where a parameter or buffer has no data yet."""

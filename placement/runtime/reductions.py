@@ -9,7 +9,8 @@ has been summed is never summed again, and nothing hangs on Parameter objects th
 wrapper could swap.
 
 Under ``no_sync`` the contributions wait here instead and join the next backward outside. ``.grad`` gets
-zeros meanwhile: it never holds numbers that are not summed, and a ``zero_grad`` in between shows.
+zeros meanwhile: it never holds numbers that are not summed, and a ``zero_grad`` in between shows. What
+waits belongs to ``.grad``: ``torch.autograd.grad``, which leaves that alone, neither adds to it nor takes it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from placement.runtime._torch import after_backward, version
+from placement.runtime._torch import accumulates, after_backward, version
 from placement.runtime.axis import ALL_REDUCE, NONE, Axis, joint_exchange
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+# a parameter's name, its gradient, and whether that goes to a leaf's .grad
+_Arriving = tuple[str, "Tensor | None", bool]
 # (axis, id of the parameter) -> the parameter and its alias in the running call
 Aliases = dict[tuple[str, int], tuple["Tensor", "Tensor"]]
 
@@ -42,8 +45,6 @@ class _Waiting:
 
     def zeroed(self, parameter: Tensor) -> bool:
         """Whether the user has zeroed the gradient since."""
-        if self.grad is None:  # that backward was ``torch.autograd.grad``: it left no mark
-            return False
         now = parameter.grad
         if now is None:
             return True
@@ -66,12 +67,10 @@ class Reducer:
         if self.axis.size == 1 or not torch.is_grad_enabled():
             return
         parameters: dict[str, Tensor] = {}
-        seen: set[int] = set()
         for name in self.names:
             parameter = self.lookup(name)
             # A wrapper's DTensor is unwrapped later, in the module's own call, and summed there.
-            if parameter.requires_grad and not isinstance(parameter, DTensor) and id(parameter) not in seen:
-                seen.add(id(parameter))
+            if parameter.requires_grad and not isinstance(parameter, DTensor):
                 parameters[name] = parameter
         if not parameters:
             return
@@ -85,29 +84,39 @@ class Reducer:
         self._drop_zeroed(self._waiting)
         return list(self._waiting)
 
-    def defer(self, name: str, contribution: Tensor) -> Tensor:
-        """Keep a contribution for later; returns what ``.grad`` gets meanwhile."""
-        self._drop_zeroed([name])
-        kept = self._waiting.get(name)
-        total = contribution.detach().clone() if kept is None else kept.total.to(contribution) + contribution.detach()
-        self._waiting[name] = _Waiting(total)
-        return contribution.new_zeros(()).expand(contribution.shape)
+    def settle(self, grads: Iterable[_Arriving]) -> tuple[list[Tensor | None], list[Tensor | None]]:
+        """Of what one backward contributed: what parameters get at once, and what is to be summed for them."""
+        now: list[Tensor | None] = []
+        due: list[Tensor | None] = []
+        for name, grad, leaf in grads:
+            if leaf:
+                self._drop_zeroed([name])
+            waits = leaf and self.deferred
+            now.append(self._defer(name, grad) if waits and grad is not None else None)
+            due.append(None if waits else self._due(name, grad) if leaf else grad)
+        if self.deferred:
+            after_backward(self._mark)
+        return now, due
 
-    def mark(self) -> None:
+    def _defer(self, name: str, grad: Tensor) -> Tensor:
+        """Keep a contribution for later; returns what ``.grad`` gets meanwhile."""
+        kept = self._waiting.get(name)
+        total = grad.detach().clone() if kept is None else kept.total.to(grad) + grad.detach()
+        self._waiting[name] = _Waiting(total)
+        return grad.new_zeros(()).expand(grad.shape)
+
+    def _mark(self) -> None:
         """Note each ``.grad`` as a deferring backward left it."""
         for name, kept in self._waiting.items():
             kept.grad = self.lookup(name).grad
             kept.version = 0 if kept.grad is None else version(kept.grad)
 
-    def due(self, name: str, contribution: Tensor | None) -> Tensor | None:
+    def _due(self, name: str, grad: Tensor | None) -> Tensor | None:
         """This backward's contribution with what has waited."""
-        self._drop_zeroed([name])
         kept = self._waiting.pop(name, None)
         if kept is None:
-            return contribution
-        if contribution is None:
-            return kept.total.to(self.lookup(name))
-        return contribution + kept.total.to(contribution)
+            return grad
+        return kept.total.to(self.lookup(name)) if grad is None else grad + kept.total.to(grad)
 
     def _drop_zeroed(self, names: Iterable[str]) -> None:
         for name in list(names):
@@ -141,27 +150,15 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         reducers: list[Reducer] = ctx.reducers
-        # Only gradients that are asked for: what waits for another parameter must not be spent here.
-        asked = _rows(ctx.needs_input_grad[2:], len(ctx.names))
-        step = _defer if reducers[0].deferred else _due
-        rows = [
-            [step(reducer, *each) for each in zip(ctx.names, row, asks, strict=True)]
-            for reducer, row, asks in zip(reducers, _rows(grads, len(ctx.names)), asked, strict=True)
+        width = len(ctx.names)
+        leaves = _rows([accumulates(node) for node, _ in ctx.next_functions], width)
+        settled = [
+            reducer.settle(zip(ctx.names, row, into, strict=True))
+            for reducer, row, into in zip(reducers, _rows(grads, width), leaves, strict=True)
         ]
-        if reducers[0].deferred:
-            for reducer in reducers:
-                after_backward(reducer.mark)
-        else:
-            rows = _summed(reducers[0].axis, rows)
-        return (None, None, *(grad for row in rows for grad in row))
-
-
-def _defer(reducer: Reducer, name: str, grad: Tensor | None, asked: bool) -> Tensor | None:
-    return reducer.defer(name, grad) if asked and grad is not None else None
-
-
-def _due(reducer: Reducer, name: str, grad: Tensor | None, asked: bool) -> Tensor | None:
-    return reducer.due(name, grad) if asked else None
+        sums = _summed(reducers[0].axis, [due for _, due in settled])
+        pairs = [pair for (now, _), row in zip(settled, sums, strict=True) for pair in zip(now, row, strict=True)]
+        return (None, None, *(total if now is None else now for now, total in pairs))
 
 
 def _summed(axis: Axis, rows: list[list[Tensor | None]]) -> list[list[Tensor | None]]:

@@ -93,13 +93,13 @@ class SimulatedAxis(Axis):
             )
         return world.meet(self, what, payload, action)
 
-    def _transport(self, kind: str, sent: list[Tensor]) -> list[Tensor]:
-        if kind == "all_reduce":
-            total = _sum(sent)
+    def _transport(self, step: Step, sent: list[Tensor]) -> list[Tensor]:
+        if step.kind == "all_reduce":
+            total = _sum(sent) if step.op == "sum" else torch.stack(sent).amax(0)
             return [total.clone() for _ in sent]
-        if kind == "all_gather":
+        if step.kind == "all_gather":
             return [torch.stack(sent) for _ in sent]
-        if kind == "reduce_scatter":
+        if step.kind == "reduce_scatter":
             return [_sum([x[rank] for x in sent]) for rank in self.held]
         return [torch.stack([x[rank] for x in sent]) for rank in self.held]
 

@@ -131,7 +131,7 @@ def _joined(parts: list[Tensor], how: Any) -> Tensor:
         return torch.stack(parts).sum(0)
     if how is not None:
         return joined(torch.stack(parts), how)
-    if not (parts[0].requires_grad and torch.is_grad_enabled()):
+    if not (any(part.requires_grad for part in parts) and torch.is_grad_enabled()):
         return parts[0]
     return _Agreed.apply(*parts)  # pyright: ignore[reportReturnType]
 

@@ -73,6 +73,8 @@ class _Builder:
         self.nets: dict[Value, _NetSpec] = {}
         self.pinned: dict[Value, _NetSpec] = {}
         self.fixed = self._derived_from_parameters()
+        self.sealed = self._inside_placed_modules()
+        self.divided = {f for pin in bound.inputs.values() for t in pin.types for f in t.over}
         self.compute_of: dict[int, list[int]] = {}
         self.bytes: dict[Value, int] = {}
 
@@ -140,7 +142,28 @@ class _Builder:
             allowed = self.fixed.get(value)
             if allowed is not None and kind not in allowed:
                 return False
-        return True
+        return not self._divides_work(node, strategy)
+
+    def _divides_work(self, node: Node, strategy: Strategy) -> bool:
+        """Whether the strategy divides the work with a replicated weight among the ranks, unasked.
+
+        A product with a replicated LM head could take each rank's own tokens and sum the weight's whole
+        gradient afterwards. That is data parallelism: it is for data that comes divided (an ``input`` line)
+        or for a product that a ``value`` line places so. A weight that only runs along the result, as a
+        norm's does, is no such product.
+        """
+        found = lookup(node)
+        signature = found.signature(node) if found else None
+        if not isinstance(signature, Signature):
+            return False
+        cuts = {f for kind in (*strategy.operands, *strategy.results) for f in kind.over}
+        if not cuts or cuts <= self.divided or any(t.over for v in node.results if v in self.bound.values for t in self.bound.values[v].types):
+            return False
+        kept = {letter for dims in signature.results for dim in dims for letter in dim}
+        return any(
+            value in self.fixed and kind == R and not {letter for dim in dims for letter in dim} <= kept
+            for value, kind, dims in zip(node.operands, strategy.operands, signature.operands, strict=True)
+        )
 
     def _derived_from_parameters(self) -> dict[Value, frozenset[Type]]:
         """Parameters, and what is a view or a cast of one: the types in which they may be used."""
@@ -156,6 +179,28 @@ class _Builder:
                     if not any(t.over for t in kinds):
                         result[node.results[0]] = kinds
         return result
+
+    def _inside_placed_modules(self) -> frozenset[Value]:
+        """Values that live inside a module without children whose output a ``value`` line places.
+
+        They are not gathered: a norm placed Replicate is computed replicated, not computed in blocks and
+        gathered before its last product.
+        """
+        graph = self.bound.graph
+        parents = {path.rpartition(".")[0] for path in graph.modules}
+        users: dict[Value, list[Node]] = {}
+        for node in graph.nodes:
+            for operand in node.operands:
+                users.setdefault(operand, []).append(node)
+        placed = {node.stack for node in graph.nodes for v in node.results if v in self.bound.values and node.module not in parents}
+        outputs = {o.value for o in graph.outputs}
+        return frozenset(
+            value
+            for node in graph.nodes
+            if node.stack in placed
+            for value in node.results
+            if value not in outputs and all(user.stack == node.stack for user in users.get(value, ()))
+        )
 
     def _within_pin(self, value: Value, offered: list[Strategy], position: int) -> list[Strategy]:
         pin = self.bound.values.get(value)
@@ -189,12 +234,14 @@ class _Builder:
 
     def _price(self, value: Value) -> object:
         nbytes = self._nbytes(value)
-        hook = value in self.fixed
+        hook, sealed = value in self.fixed, value in self.sealed
         machine = self.machine
 
         def price(source: Type, target: Type) -> Cost | None:
             found = conversion(source, target, gradient=value.requires_grad)
             if found is None or (hook and (source.over or target.over)):
+                return None
+            if sealed and source.over:
                 return None
             total, launches = 0, 0
             for action in (found.forward, found.backward):

@@ -53,7 +53,7 @@ class Link:
 
 
 def _rates(*, float64: int, float32: int, half: int, eighth: int = 0) -> dict[str, int]:
-    """Flop/s by dtype name; the arguments are in Gflop/s, ``half`` for both 16-bit and ``eighth`` for both 8-bit formats."""
+    """Flop/s by dtype name from Gflop/s: ``half`` for both 16-bit formats, ``eighth`` for both 8-bit ones."""
     rates = {"float64": float64, "float32": float32, "float16": half, "bfloat16": half}
     if eighth:
         rates |= {"float8_e4m3fn": eighth, "float8_e5m2": eighth}

@@ -22,15 +22,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placement.solver import fallback
-from placement.solver.problem import Problem, Solution
 from placement.solver.limbs import INFINITE, Conflict, Ints, least, less_than
+from placement.solver.problem import Problem, Solution
 from placement.solver.tables import Factor, Model
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 _ADDENDS = 16  # infinities that are summed before the sum is clipped
-_DENSE = 4096  # entries of a net's table from which it becomes a chain
+_DENSE = 4096  # entries up to which a net is one table
 _STREAMED = 1 << 16  # entries from which a bucket is summed slice by slice
 _AMPLE = 1 << 20  # a largest table up to which the quick order is good enough
 _REMEMBERED = 1 << 25  # numbers that the memory of buckets may hold in all
@@ -39,14 +39,19 @@ _REMEMBERED = 1 << 25  # numbers that the memory of buckets may hold in all
 class Infeasible(Exception):
     """No choice satisfies every net.
 
-    variables, nets: names of a conflict. Where ``minimal``, dropping any one of the nets removes it.
+    hint: the name of one variable of the conflict. variables, nets: names of all of it, in program order.
+    Where ``minimal``, dropping any one of the nets removes it.
     """
 
-    def __init__(self, variables: tuple[str, ...], nets: tuple[str, ...], *, minimal: bool) -> None:
-        super().__init__(f"no choice fits {', '.join(nets or variables)}")
+    def __init__(self, hint: str, variables: tuple[str, ...], nets: tuple[str, ...], *, minimal: bool) -> None:
+        super().__init__(hint)
+        self.hint = hint
         self.variables = variables
         self.nets = nets
         self.minimal = minimal
+
+    def __str__(self) -> str:
+        return f"no choice fits {', '.join(self.nets or self.variables)}"
 
 
 class Undecided(Exception):
@@ -56,20 +61,24 @@ class Undecided(Exception):
 def solve(problem: Problem, *, limit: int = 30_000_000, dense: int = _DENSE) -> Solution:
     """The choice that costs least, and the proof: ``bound == cost`` unless a table would pass ``limit`` entries.
 
-    dense: entries of a net's table from which the net becomes a chain; the cost does not depend on it.
+    dense: entries up to which a net is one table, see ``tables``; the cost does not depend on it.
     The same problem gives the same choice in every process. Raises Infeasible with a small conflict where
     nothing fits, Undecided where the limit stood in the way of finding out, ValueError on a malformed problem.
     """
     started = perf_counter()
     problem.verify()
+
+    def choose(part: Problem) -> tuple[int, ...] | None:
+        return _choose(part, min(limit, _AMPLE), dense)
+
     try:
         model = Model(problem, dense)
         plan = _plan(model)
         run = _Elimination(model, plan, limit)
         run.eliminate()
     except Conflict as conflict:
-        core = fallback.conflict(problem, conflict.variable, lambda part: _choose(part, limit, dense))
-        raise Infeasible(core.variables, core.nets, minimal=core.minimal) from None
+        core = fallback.conflict(problem, conflict.variable, choose)
+        raise Infeasible(core.hint, core.variables, core.nets, minimal=core.minimal) from None
     bound = model.limbs.unpack(run.total)
     if run.exact:
         choice = model.choice(run.substitute())
@@ -77,7 +86,7 @@ def solve(problem: Problem, *, limit: int = 30_000_000, dense: int = _DENSE) -> 
         value = fallback.search(run.buckets)
         if value is None:
             raise Undecided(f"tables past {limit} entries (the largest {plan.largest})")
-        choice = fallback.improve(problem, model.choice(run.by_variable(value)), lambda part: _choose(part, limit, dense))
+        choice = fallback.improve(problem, model.choice(run.by_variable(value)), choose)
     cost = problem.cost(choice)
     if cost < bound or (run.exact and cost != bound):
         raise AssertionError(f"the solver's sum {bound} and the cost of its choice {cost} differ")
@@ -148,7 +157,6 @@ def _greedy(model: Model, *, fill: bool) -> _Plan:
             current[u] = score(u)
             heapq.heappush(heap, (current[u], u))
     return _Plan(tuple(order), width, largest, work)
-
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -286,8 +294,8 @@ def _sum(views: Sequence[Ints]) -> Ints:
     for count, view in enumerate(views[2:], 3):
         total = total + view
         if count % _ADDENDS == 0:
-            np.minimum(total[0], INFINITE, out=total[0])
-    np.minimum(total[0], INFINITE, out=total[0])
+            np.minimum(total[:1], INFINITE, out=total[:1])
+    np.minimum(total[:1], INFINITE, out=total[:1])
     return total
 
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from placement.solver.problem import Net, Problem, Variable
 from placement.solver.limbs import INFINITE, Conflict
+from placement.solver.problem import Net, Problem, Variable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -68,14 +68,24 @@ def improve(problem: Problem, choice: tuple[int, ...], choose: Choose) -> tuple[
         before = best
         start = 0
         while start < len(best):
-            width = _WINDOW
-            while width and (better := _window(problem, best, range(start, min(start + width, len(best))), touching, choose)) is None:
-                width //= 2
-            best = better if width else best
+            best, width = _widest(problem, best, start, touching, choose)
             start += max(width // 2, 1)
         if best == before:
             break
     return best
+
+
+def _widest(
+    problem: Problem, choice: tuple[int, ...], start: int, touching: list[list[int]], choose: Choose
+) -> tuple[tuple[int, ...], int]:
+    """``choice`` with the widest window at ``start`` that can be solved at its best, and how wide that is."""
+    width = _WINDOW
+    while width:
+        better = _window(problem, choice, range(start, min(start + width, len(choice))), touching, choose)
+        if better is not None:
+            return better, width
+        width //= 2
+    return choice, 0
 
 
 def _window(
@@ -139,8 +149,9 @@ def _part(
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """Names of variables and nets that do not fit together."""
+    """Names of variables and nets that do not fit together, and of one variable among them."""
 
+    hint: str
     variables: tuple[str, ...]
     nets: tuple[str, ...]
     minimal: bool
@@ -154,7 +165,8 @@ def conflict(problem: Problem, variable: int, choose: Choose) -> Core:
         grown = {n for v in reached for n in touching[v]}
         if grown == nets or len(grown) > _NETS:
             near = tuple(problem.nets[n].name for n in touching[variable])
-            return Core((problem.variables[variable].name,), near, minimal=False)
+            name = problem.variables[variable].name
+            return Core(name, (name,), near, minimal=False)
         nets = grown
         reached = {v for n in nets for v in _members(problem.nets[n])}
     core = sorted(nets)
@@ -167,7 +179,8 @@ def conflict(problem: Problem, variable: int, choose: Choose) -> Core:
         size //= 2
     inside = sorted({v for n in core for v in _members(problem.nets[n])}) or [variable]
     names = tuple(problem.variables[v].name for v in inside)
-    return Core(names, tuple(problem.nets[n].name for n in core), minimal=True)
+    hint = problem.variables[variable if variable in inside else inside[-1]].name
+    return Core(hint, names, tuple(problem.nets[n].name for n in core), minimal=True)
 
 
 def _members(net: Net) -> list[int]:
@@ -176,8 +189,8 @@ def _members(net: Net) -> list[int]:
 
 def _conflicts(problem: Problem, nets: Iterable[int], variable: int, choose: Choose) -> bool:
     """Whether these nets and the variables on them (``variable`` in any case) have no choice."""
-    nets = [problem.nets[n] for n in sorted(nets)]
-    part, _ = _part(problem, nets, None) if nets else (Problem((problem.variables[variable],), ()), [])
+    chosen = [problem.nets[n] for n in sorted(nets)]
+    part = _part(problem, chosen, None)[0] if chosen else Problem((problem.variables[variable],), ())
     try:
         choose(part)
     except Conflict:

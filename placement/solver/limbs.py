@@ -48,7 +48,8 @@ class Limbs:
         starts = np.cumsum([0, *(costs.shape[1] for costs in own)])[:-1]
         totals = np.zeros(COMPONENTS, dtype=object)
         if own:
-            totals += np.maximum.reduceat(_finite(np.concatenate(own, axis=1)), starts, axis=1).astype(object).sum(axis=1)
+            most = np.maximum.reduceat(_finite(np.concatenate(own, axis=1)), starts, axis=1)
+            totals += most.astype(object).sum(axis=1)
         for table, uses in Counter(id(net.table) for net in problem.nets).items():
             totals += _finite(tables[table]).max(axis=1).astype(object) * uses
         bits = tuple(int(total).bit_length() for total in totals)
@@ -63,16 +64,16 @@ class Limbs:
         """[3, ...] to [limbs, ...]; forbidden entries become infinite in limb 0 and 0 elsewhere."""
         forbidden = costs[0] >= FORBIDDEN
         packed = np.empty((len(self.groups), *costs.shape[1:]), dtype=np.int64)
-        for limb, group in zip(packed, self.groups, strict=True):
-            limb[...] = costs[group[0]]
+        for limb, group in enumerate(self.groups):
+            packed[limb] = costs[group[0]]
             for part in group[1:]:
-                limb <<= self.bits[part]
-                limb += costs[part]
+                packed[limb] = (packed[limb] << self.bits[part]) + costs[part]
         packed[:, forbidden] = 0
         packed[0, forbidden] = INFINITE
         return packed
 
     def unpack(self, limbs: Sequence[int]) -> tuple[int, int, int]:
+        """The three components of a sum of packed costs."""
         parts = [0] * COMPONENTS
         for limb, group in zip(limbs, self.groups, strict=True):
             rest = int(limb)

@@ -149,7 +149,8 @@ class Pruned:
         net, masks = self.problem.nets[n], self.asked[n]
         kept = self.kept[net.source]
         rows = net.produced[kept].tolist()
-        own = [bits | net.always for bits in masks[net.source][kept].tolist()] if net.source in masks else [net.always] * len(rows)
+        asked = masks[net.source][kept].tolist() if net.source in masks else [0] * len(rows)
+        own = [bits | net.always for bits in asked]
         states = sorted(set(zip(rows, own, strict=True)))
         return tuple(rows), tuple(own), (tuple(row for row, _ in states), tuple(mask for _, mask in states))
 
@@ -213,7 +214,11 @@ def _distinct(packed: Ints, seen: list[Ints]) -> Ints:
 
 
 def _contrast(
-    table: Ints, rows: tuple[int, ...], own: tuple[int, ...], bits: AskSet | None, others: tuple[tuple[AskSet, int], ...]
+    table: Ints,
+    rows: tuple[int, ...],
+    own: tuple[int, ...],
+    bits: AskSet | None,
+    others: tuple[tuple[AskSet, int], ...],
 ) -> _Contrast | None:
     """Compare the choices in every state of the net; None where that is too much."""
     row, mask, rest = np.array(rows), np.array(own), np.array(union_masks(dict(others)))

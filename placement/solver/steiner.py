@@ -76,7 +76,8 @@ class _Arborescences:
 
     def _shortest(self, count: int, matrix: Matrix) -> None:
         """Floyd and Warshall: _best[mask of one bit][from] and the first step of each path."""
-        away = [[None if entry is None else _pack(entry) for entry in matrix[i * count : (i + 1) * count]] for i in range(count)]
+        direct = [None if entry is None else _pack(entry) for entry in matrix]
+        away = [direct[i * count : (i + 1) * count] for i in range(count)]
         step: list[list[int]] = [list(range(count)) for _ in range(count)]
         for i in range(count):
             away[i][i] = 0

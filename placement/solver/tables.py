@@ -1,8 +1,11 @@
 """A problem as tables: what elimination works on.
 
-A net with few consumers is one table over its source and consumers. A net with many is a chain of auxiliary
-variables, "what the consumers from here on ask for", in program order: exact, and the width stays that of
-the program. Sets that the rest of the net cannot tell apart are one state.
+A net with few consumers is one table over its source and consumers (a clique). A net with many gets one
+auxiliary variable, a set of types that covers what is asked for, joined to the source by the price and to
+each consumer by a yes or no (a hub). That is exact because a larger set never costs less, and it adds 1 to
+the width however many layers use the value. For a table of which that is not true there is a chain of
+auxiliary variables, "what the consumers from here on ask for"; sets that the rest of the net cannot tell
+apart are one state.
 """
 
 from __future__ import annotations
@@ -76,7 +79,7 @@ class Model:
         else:
             self._clique(key, table, produced, own, masks, net.source)
 
-    def _clique(self, key: int, table: Ints, produced: Ints, own: Ints, masks: dict[int, Ints], source: int) -> None:  # noqa: PLR0913
+    def _clique(self, key: int, table: Ints, produced: Ints, own: Ints, masks: dict[int, Ints], source: int) -> None:
         """One table over the source (left out where it has one choice) and the consumers."""
         name = (key, produced.tobytes(), own.tobytes(), *(bits.tobytes() for bits in masks.values()))
         if name not in self._built:
@@ -117,7 +120,8 @@ class Model:
         """Whether adding a type to a set never makes it cheaper. Conversion tables are so; any table may come."""
         if key not in self._rising:
             masks = np.arange(table.shape[2])
-            self._rising[key] = not any(less_than(table[:, :, masks | 1 << t], table).any() for t in range(table.shape[1]))
+            larger = [table[:, :, masks | 1 << t] for t in range(table.shape[1])]
+            self._rising[key] = not any(less_than(cost, table).any() for cost in larger)
         return self._rising[key]
 
     def _chain(self, table: Ints, produced: Ints, own: Ints, masks: dict[int, Ints], source: int) -> None:
@@ -148,7 +152,7 @@ class Model:
         self.owner.append(source)
         return len(self.domains) - 1
 
-    def _step(  # noqa: PLR0913 - one link of a chain is these six things
+    def _step(
         self, before: int | None, old: dict[int, int], v: int, bits: Ints, after: int | None, new: dict[int, int]
     ) -> None:
         """Allow exactly: state before, what ``v`` asks for, the state that follows."""

@@ -47,6 +47,7 @@ ONE = [
     ("param a : Shard(0) @", "PLC003", 1, 21, ""),
     ("param a : Shard(0]", "PLC005", 1, 16, "("),
     ("value a : [x]", "PLC003", 1, 11, "["),
+    ("input x : [(a]", "PLC003", 1, 12, "("),
     ("output : Replicate", "PLC003", 1, 8, ":"),
     ("include common.plc", "PLC003", 1, 9, "common.plc"),
     ("include 'common.plc'", "PLC004", 1, 9, "'"),
@@ -132,6 +133,10 @@ def test_three_mistakes_three_errors():
         ("PLC005", 2, 16),
         ("PLC002", 4, 1),
     ]
+
+
+def test_a_carried_line_may_start_with_a_modifier():
+    assert places("param a :\n  stored Shard(0) @ dp") == [("PLC011", 2, 3)]
 
 
 def test_several_mistakes_in_one_statement():
@@ -284,6 +289,8 @@ def test_blocks_nest_to_a_limit():
     assert str(parse(deep).params[0].pattern) == "a." * 64 + "w"
     too_deep = "within a {\n" * 5000 + "param w : Shrad(0)\n" + "}\n" * 5000
     assert places(too_deep) == [("PLC016", 65, 10)]
+    unclosed = places("within a {\n" * 5000)
+    assert unclosed == [*(("PLC007", i, 10) for i in range(1, 65)), ("PLC016", 65, 10)]
 
 
 @pytest.mark.parametrize("text", ["", "\n", "# nothing", "   \t\n\r\n#\n", "\ufeff", "\ufeff# x"])

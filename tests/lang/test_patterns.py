@@ -1,4 +1,5 @@
 import re
+import time
 
 import pytest
 
@@ -18,6 +19,7 @@ CASES = [
     ("model.**", ["model", "model.a", "model.a.b"], ["models", "a.model", "modelx.a"]),
     ("a.**.z", ["a.z", "a.b.z", "a.b.c.z"], ["az", "a.bz", "z", "a"]),
     ("**.a.**", ["a", "x.a", "a.y", "x.y.a.y.x"], ["b", "xa", "a1"]),
+    ("**.**.z", ["z", "a.z", "a.b.z"], ["a", "az"]),
     ("a.**.**.z", ["a.z", "a.b.c.z"], ["a.b"]),
     (
         "self_attn.{q,k,v}_proj.weight",
@@ -91,6 +93,12 @@ def test_alternatives_have_a_limit():
     assert len(expand("{a,b}" * 9)) == 512
     with pytest.raises(PatternError, match="more than 1000 alternatives"):
         expand("{a,b}" * 10)
+
+
+def test_repeated_wildcards_do_not_slow_a_match():
+    start = time.process_time()
+    assert not Pattern("**." * 30 + "z", SPAN).matches("a." * 60 + "y")
+    assert time.process_time() - start < 1
 
 
 def test_nested_ambiguity_is_not_exponential():

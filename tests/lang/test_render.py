@@ -55,6 +55,10 @@ def test_carets_stand_below_the_fault(line, column, end):
     assert carets == " " * columns(before) + "^" * columns(fault)
 
 
+def test_tabs_go_to_the_next_stop():
+    assert shown("a\tb\t\tc", at(1, 6, 7)) == ["a   b       c", "            ^"]
+
+
 def test_wide_faults_have_wide_carets():
     assert shown("x 漢字 y", at(1, 3, 5)) == ["x 漢字 y", "  ^^^^"]
 
@@ -92,6 +96,8 @@ def test_hints_wrap_and_never_cut_a_word():
     text = render([Diagnostic("PLC104", "m", None, hint)], {}, width=60)
     assert text.count("model.layers.0.self_attn.q_proj.weight") == 4
     assert max(map(len, text.split("\n"))) <= 60
+    hyphens = "x" * 40 + " some-part.weight"
+    assert "\n          some-part.weight" in render([Diagnostic("PLC104", "m", None, hyphens)], {}, width=60)
 
 
 def test_colour_changes_nothing_else():

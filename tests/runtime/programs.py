@@ -5,12 +5,14 @@ sharding, a fused gate|up weight cut inside each half, a per-head scale on shard
 bias, a parameter that the loss does not reach, a frozen one, and buffers of both kinds.
 """
 
+# ruff: noqa: RUF012 - class attributes as emitted code has them
+
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own habit
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from placement import runtime as rt
@@ -57,7 +59,7 @@ class Weight(rt.Module):
 
 class Norm(rt.Module):
     def forward(self, x: Tensor) -> Tensor:
-        weight = self.summed("weight", self.tp)
+        weight = rt.summed(self, "weight", self.tp)
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
 
 
@@ -65,10 +67,10 @@ class Mlp(rt.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         hidden = rt.all_gather(x, self.tp, 1, to="R")
         gate, up = F.linear(hidden, self.gate_up).chunk(2, -1)
-        scale = self.summed("scale", self.tp)
+        scale = rt.summed(self, "scale", self.tp)
         act = (F.silu(gate) * up).unflatten(-1, (-1, WIDTH // HEADS)) * scale
         out = rt.reduce_scatter(F.linear(act.flatten(-2), self.down), self.tp, 1)
-        return out + self.summed("bias", self.tp), act
+        return out + rt.summed(self, "bias", self.tp), act
 
 
 class Net(rt.Program):
@@ -89,7 +91,7 @@ class Net(rt.Program):
         h, act = self.mlp(self.norm(h))
         h = rt.all_gather(h, self.tp, 1, to="I")
         logits = F.linear(h, self.lm_head.weight)
-        self.summed("unused", self.tp)
+        rt.summed(self, "unused", self.tp)
         loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
         return rt.Output(loss=loss, logits=logits, act=act)
 

@@ -26,7 +26,11 @@ def plain(action: Action, nbytes: int, n: int, link: Link) -> Fraction:
 def test_all_reduce_of_a_70b_layer() -> None:
     # 2 * 7/8 * 67,108,864 B / 450 GB/s = 260.978... us, and 6 us for the launch.
     assert TP8.collective(Action.ALL_REDUCE, LAYER) == 6_000_000 + 260_978_916
-    assert TP8.collective(Action.ALL_GATHER, LAYER) == TP8.collective(Action.REDUCE_SCATTER, LAYER) == 6_000_000 + 130_489_458
+    assert (
+        TP8.collective(Action.ALL_GATHER, LAYER)
+        == TP8.collective(Action.REDUCE_SCATTER, LAYER)
+        == 6_000_000 + 130_489_458
+    )
 
 
 @pytest.mark.parametrize("action", [action for action in Action if action.communicates])
@@ -60,7 +64,9 @@ def test_local_actions_cost_memory_traffic_and_no_launch() -> None:
     assert split == pad == round(Fraction(2 * LAYER * 10**12, 8 * 3_350 * 10**9))
     assert keep == round(Fraction(LAYER * 10**12, 3_350 * 10**9))
     assert TP8.collective(Action.NONE, LAYER) == 0
-    assert {action: TP8.launches(action) for action in Action} == {action: int(action.communicates) for action in Action}
+    assert {action: TP8.launches(action) for action in Action} == {
+        action: int(action.communicates) for action in Action
+    }
 
 
 def test_one_rank_pays_nothing_to_convert() -> None:
@@ -89,5 +95,5 @@ def test_nvlink_goes_with_the_generation() -> None:
 def test_every_device_states_its_figures(device: Device) -> None:
     assert device.sources
     assert device.rate("bfloat16") > 0 < device.rate("float64") <= device.rate("float32")
-    assert 0 < device.capacity
-    assert 0 < device.bandwidth
+    assert device.capacity > 0
+    assert device.bandwidth > 0

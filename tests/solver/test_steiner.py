@@ -11,7 +11,7 @@ import pytest
 from placement.solver.cost import DEVICES, LINKS, Machine
 from placement.solver.problem import FORBIDDEN
 from placement.solver.steiner import conversion_table, conversion_tree
-from placement.types import I, P, R, S, Type, conversion, dual
+from placement.types import I, P, R, S, Type, conversion
 
 TYPES = (I, R, P, S("a"), S("b"), S("c"))
 Prices = dict[tuple[Type, Type], tuple[int, int, int]]
@@ -89,7 +89,9 @@ def check_tree(prices: Prices, count: int, source: int, asked: int, cost: tuple[
     assert tuple(np.sum([prices[TYPES[a], TYPES[b]] for a, b in edges] or [(0, 0, 0)], axis=0)) == cost
 
 
-def priced(machine: Machine, nbytes: int):  # noqa: ANN201 - a closure for the table
+def priced(nbytes: int):
+    machine = Machine(DEVICES["h100"], LINKS["nvlink"], 8)
+
     def price(a: Type, b: Type) -> tuple[int, int, int] | None:
         row = conversion(a, b)
         if row is None:
@@ -100,14 +102,18 @@ def priced(machine: Machine, nbytes: int):  # noqa: ANN201 - a closure for the t
     return price
 
 
-def test_consumers_share_one_gather() -> None:
-    """S to {R, S(b)}: the gather is shared, then a free split; P to R goes by way of I."""
+def test_consumers_share_the_beginning_of_a_chain() -> None:
     types = (I, R, P, S("seq"), S("heads"))
-    price = priced(Machine(DEVICES["h100"], LINKS["nvlink"], 8), 4096 * 8192 * 2)
-    assert conversion_tree(types, price, 2, 1 << 1) == ((2, 0), (0, 1)) or dual(P) == R
-    assert set(conversion_tree(types, price, 2, 1 << 1)) == {(2, 3), (3, 1)} or set(
-        conversion_tree(types, price, 2, 1 << 1)
-    ) == {(2, 0), (0, 1)}
+    price = priced(4096 * 8192 * 2)
+    i, r, p, seq, heads = range(5)
+    # P has no edge to R: through I (all-reduce both ways) or a shard (four halves), the same volume, fewer launches
+    assert conversion_tree(types, price, p, 1 << r) == ((p, i), (i, r))
+    # one gather, which R and a second shard share; a second exchange costs more than a local split
+    assert conversion_tree(types, price, seq, 1 << r | 1 << heads) == ((seq, r), (r, heads))
+    table = conversion_table(types, price)
+    gather, split = price(types[seq], types[r]), price(types[r], types[heads])
+    assert tuple(table[:, seq, 1 << r | 1 << heads]) == tuple(a + b for a, b in zip(gather, split, strict=True))
+    assert table[2, seq, 1 << r] == 2
 
 
 def test_result_is_shared_and_read_only() -> None:

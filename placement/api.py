@@ -1,0 +1,180 @@
+"""The stages as the functions that users call: ``compile`` and its parts."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from placement.emit.module import instantiate, load
+from placement.emit.source import write
+from placement.graph.capture import capture
+from placement.lang import parser
+from placement.lang.check import check as check_spec
+from placement.lang.diagnostics import Diagnostic, PlacementError
+from placement.lang.spec import Spec
+from placement.report import explain_text, to_html, to_json
+from placement.report.dot import to_dot
+from placement.runtime import Program, Simulated, SimulatedMesh
+from placement.solver.bind import bind
+from placement.solver.build import plan as solve
+from placement.solver.plan import Plan
+from placement.types import Shard
+
+Mesh = DeviceMesh | SimulatedMesh | Mapping[str, int] | None
+Example = Mapping[str, Any] | Sequence[Any]
+
+
+def read(spec: Spec | str | Path) -> Spec:
+    """A spec from a path, from text (anything with a line break) or as it is. Raises PlacementError."""
+    if isinstance(spec, Spec):
+        return spec
+    if isinstance(spec, str) and "\n" in spec:
+        return parser.parse(spec)
+    return parser.load(str(spec))
+
+
+def plan(  # noqa: PLR0913 - what a plan depends on
+    model: torch.nn.Module,
+    mesh: Mesh,
+    spec: Spec | str | Path,
+    *,
+    example: Example,
+    sizes: Mapping[str, int] | None = None,
+    device_type: str | None = None,
+) -> Plan:
+    """The plan for ``model`` on ``mesh``, without a module.
+
+    ``mesh`` may be sizes by axis name, or None where the spec has them. ``sizes`` replaces the example's
+    sizes of named dims in prices. Nothing is computed: the model may be on the meta device.
+    Raises PlacementError.
+    """
+    spec = read(spec)
+    faults = check_spec(spec)
+    if faults:
+        raise PlacementError(faults, spec.sources)
+    axes, kind = _axes(mesh)
+    dims = {str(name): tuple(map(str, line.dims)) for line in spec.inputs if line.dims is not None for name in line.names}
+    started = time.perf_counter()
+    try:
+        graph = capture(model, _global(example, spec, mesh), dims)
+    except PlacementError as error:
+        raise PlacementError(error.diagnostics, spec.sources) from error.__cause__
+    captured = time.perf_counter()
+    bound = bind(graph, spec, axes, device_type=device_type or kind, sizes=sizes)
+    binding = time.perf_counter()
+    made = solve(bound, spec.sources)
+    stages = {"capture": captured - started, "bind": binding - captured, **made.stages}
+    return dataclasses.replace(made, stages=stages)
+
+
+def _axes(mesh: Mesh) -> tuple[dict[str, int], str]:
+    if mesh is None:
+        return {}, "cpu"
+    if isinstance(mesh, SimulatedMesh):
+        return dict(mesh.sizes), mesh.device.type
+    if isinstance(mesh, DeviceMesh):
+        names = mesh.mesh_dim_names
+        if not names:
+            raise PlacementError([Diagnostic("PLC101", "the mesh has no axis names", hint="give mesh_dim_names to init_device_mesh")])
+        return dict(zip(names, mesh.shape, strict=True)), mesh.device_type
+    return dict(mesh), "cpu"
+
+
+def _global(example: Example, spec: Spec, mesh: Mesh) -> Example:
+    """The example at one-device sizes: on a DeviceMesh, inputs placed Shard are this rank's own blocks."""
+    if not isinstance(mesh, DeviceMesh) or not isinstance(example, Mapping):
+        return example
+    sizes, _ = _axes(mesh)
+    result = dict(example)
+    for line in spec.inputs:
+        for placed in line.placed:
+            n = sizes.get(spec.axis_of(placed) or "", 1)
+            if not isinstance(placed.placement, Shard) or n == 1:
+                continue
+            dim = placed.placement.dim
+            index = dim if isinstance(dim, int) else list(map(str, line.dims or ())).index(dim)
+            for name in map(str, line.names):
+                if isinstance(result.get(name), torch.Tensor):
+                    whole = torch.cat([result[name].detach()] * n, index)
+                    result[name] = whole.requires_grad_(result[name].requires_grad)
+    return result
+
+
+def compile(  # noqa: A001, PLR0913 - the name users know from torch; what a program depends on
+    model: torch.nn.Module,
+    mesh: DeviceMesh | SimulatedMesh,
+    spec: Spec | str | Path,
+    *,
+    example: Example,
+    sizes: Mapping[str, int] | None = None,
+    reduce_dtype: torch.dtype | None = None,
+) -> Program | Simulated:
+    """Compile ``model`` for ``mesh`` as ``spec`` says; returns a module with the same tree and names.
+
+    On a ``DeviceMesh`` it holds this rank's shards; on ``placement.simulate(...)`` every rank's. ``example``
+    is what the model is called with: keyword arguments by name, or positional ones. The module has
+    ``plan``, ``source`` (the emitted text) and ``explain()``. Parameters on the meta device stay there until
+    ``load_full_state_dict``. ``reduce_dtype`` is the dtype in which sums over ranks are done.
+
+    Raises PlacementError with every fault of spec, model and mesh; the model is never changed.
+    """
+    made = plan(model, mesh, spec, example=example, sizes=sizes)
+    started = time.perf_counter()
+    source = write(made, read(spec).file)
+    program = instantiate(source, made.graph, mesh, reduce_dtype)
+    load(program, model)
+    made = dataclasses.replace(made, stages={**made.stages, "emit": time.perf_counter() - started})
+    program.plan = made  # type: ignore[assignment]
+    program.source = source.text  # type: ignore[assignment]
+    program.explain = lambda **options: explain_text(made, **options)  # type: ignore[assignment]
+    return program
+
+
+def explain(  # noqa: PLR0913 - as plan
+    model: torch.nn.Module,
+    mesh: Mesh,
+    spec: Spec | str | Path,
+    *,
+    example: Example,
+    sizes: Mapping[str, int] | None = None,
+    format: str = "text",  # noqa: A002 - the command's own word
+    **options: Any,
+) -> str:
+    """What ``compile`` would insert and why, as text, json, html or dot. Raises PlacementError."""
+    made = plan(model, mesh, spec, example=example, sizes=sizes)
+    writers = {"text": lambda p: explain_text(p, **options), "json": to_json, "html": to_html, "dot": to_dot}
+    return writers[format](made)
+
+
+def emit(
+    model: torch.nn.Module, mesh: Mesh, spec: Spec | str | Path, *, example: Example, sizes: Mapping[str, int] | None = None
+) -> str:
+    """The Python text of the distributed program. Raises PlacementError."""
+    spec = read(spec)
+    return write(plan(model, mesh, spec, example=example, sizes=sizes), spec.file).text
+
+
+def check(
+    spec: Spec | str | Path,
+    model: torch.nn.Module | None = None,
+    mesh: Mesh = None,
+    *,
+    example: Example | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> tuple[Diagnostic, ...]:
+    """Every fault of a spec, alone or with a model; empty where there is none."""
+    try:
+        spec = read(spec)
+        faults = check_spec(spec)
+        if faults or model is None:
+            return faults
+        plan(model, mesh, spec, example=example or {}, sizes=sizes)
+    except PlacementError as error:
+        return error.diagnostics
+    return ()

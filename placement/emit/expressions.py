@@ -1,0 +1,215 @@
+"""Ops, sizes and conversions as Python text, with sizes as they are on one rank."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+
+from placement.graph.factors import Factors
+from placement.graph.ir import Node, Size, Value, leaves
+from placement.rules import lookup
+from placement.rules.core import arguments
+from placement.solver.plan import Plan, Step, Version
+from placement.types import Action, Kind, Type
+
+_DEVICE = "{device}"
+
+
+def draws(node: Node) -> bool:
+    """Whether the op draws random numbers."""
+    given = arguments(node)
+    return torch.Tag.nondeterministic_seeded in node.op.tags and given.get("p", given.get("dropout_p")) != 0  # type: ignore[attr-defined]
+
+
+def size_text(size: Size) -> str:
+    """A size over the program's symbols, as an expression over variables of their names."""
+    return str(size) if isinstance(size, int) else _floors(str(size)).replace("*", " * ").replace(" *  * ", "**")
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Where a version is cut: its dim, and the size of what lies before the run in that dim."""
+
+    dim: int
+    outer: Size
+
+    def text(self) -> str:
+        """``1`` or ``0, batch``: how it is written in calls."""
+        return str(self.dim) if self.outer == 1 else f"{self.dim}, {size_text(self.outer)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Printer:
+    """Writes the pieces of one plan."""
+
+    plan: Plan
+
+    def cut(self, value: Value, kind: Type) -> Cut | None:
+        """Where a value of type ``kind`` is cut, None where it is not."""
+        if kind.kind is not Kind.S:
+            return None
+        place = self.plan.bound.dims.locate(value, kind.over)  # type: ignore[arg-type]
+        assert place is not None  # noqa: S101 - types are made by the same lookup
+        return Cut(place[0], _extent(place[1]))
+
+    def local_shape(self, value: Value, kind: Type) -> tuple[Size, ...]:
+        """The shape of a value on one rank; a cut dynamic size is a floor division."""
+        cut = self.cut(value, kind)
+        return tuple(_divided(s, self.plan.axis.n) if cut and cut.dim == i else s for i, s in enumerate(value.shape))
+
+    def describe(self, version: Version) -> str:
+        """``S(seq)``, or ``S(2)`` where the dim has no name: the same for layers that are alike."""
+        kind = version.type
+        if kind.kind is not Kind.S:
+            return kind.kind.value
+        names = self.plan.bound.dims.names
+        for name, factors in names.items():
+            if kind.over and kind.over[0] in factors and len(factors) == 1:
+                return f"S({name})"
+        cut = self.cut(version.value, kind)
+        return f"S({cut.dim})" if cut else "S"
+
+    # -- conversions ----------------------------------------------------------------------------
+
+    def step(self, step: Step, source: str, axis: str) -> tuple[str, str]:
+        """A conversion's call and the comment beside it."""
+        dual = step.conversion.backward.value
+        arrow = f"{self.describe(step.source)} -> {self.describe(step.target)}"
+        gradient = f"; backward: {dual}" if step.value.requires_grad and dual != "none" else ""
+        return self._call(step, source, axis), arrow + gradient
+
+    def _call(self, step: Step, x: str, axis: str) -> str:
+        before, after = self.cut(step.value, step.source.type), self.cut(step.value, step.target.type)
+        kinds = step.source.type.kind.value, step.target.type.kind.value
+        match step.conversion.forward:
+            case Action.ALL_REDUCE:
+                return f"rt.all_reduce({x}, {axis})"
+            case Action.ALL_GATHER if before:
+                invariant = ', to="I"' if kinds[1] == "I" else ""
+                return f"rt.all_gather({x}, {axis}, {before.text()}{invariant})"
+            case Action.REDUCE_SCATTER if after:
+                return f"rt.reduce_scatter({x}, {axis}, {after.text()})"
+            case Action.ALL_TO_ALL if before and after:
+                outers = "" if before.outer == after.outer == 1 else f", {size_text(before.outer)}, {size_text(after.outer)}"
+                return f"rt.all_to_all({x}, {axis}, {before.dim}, {after.dim}{outers})"
+            case Action.SPLIT if after:
+                of = ', of="R"' if kinds[0] == "R" else ""
+                return f"rt.split({x}, {axis}, {after.text()}{of})"
+            case Action.PAD if before:
+                return f"rt.pad({x}, {axis}, {before.text()})"
+            case Action.KEEP:
+                of = ', of="R"' if kinds[0] == "R" else ""
+                return f"rt.partial({x}, {axis}{of})"
+            case _:
+                return f"rt.replicated({x}, {axis})" if kinds == ("I", "R") else f"rt.invariant({x}, {axis})"
+
+    # -- ops ------------------------------------------------------------------------------------
+
+    def sizes_of(self, node: Node) -> set[sympy.Symbol]:
+        """The symbols that the op's text speaks of."""
+        strategy = self.plan.strategies[node]
+        cuts = [self.cut(v, t) for v, t in zip(node.operands, strategy.operands, strict=True)]
+        sizes = [*leaves(list(self._local_arguments(node).values())), *(c.outer for c in cuts if c)]
+        return {s for size in sizes if isinstance(size, sympy.Basic) for s in size.free_symbols}  # type: ignore[misc]
+
+    def _local_arguments(self, node: Node) -> dict[str, Any]:
+        given = arguments(node)
+        rule = lookup(node)
+        kind = self.plan.strategies[node].results
+        if rule and rule.shape:
+            local = self.local_shape(node.results[0], kind[0])
+            asked = given[rule.shape]
+            keep = len(asked) == len(local)
+            given[rule.shape] = tuple(-1 if keep and asked[i] == -1 else s for i, s in enumerate(local))
+        if rule and rule.piece:
+            dim = given["dim"] % len(node.results[0].shape)
+            given[rule.piece] = self.local_shape(node.results[0], kind[0])[dim]
+        return given
+
+    def op(self, node: Node, name: Callable[[int], str], axis: str, site: int | str) -> str:
+        """The op as a call; ``name`` gives the variable of each operand by position, ``site`` its place among random ops."""
+        strategy = self.plan.strategies[node]
+        rule = lookup(node)
+        positions = iter(range(len(node.operands)))
+        by_name = {key: self._text(value, positions, name) for key, value in self._ordered(node).items()}
+        fields = {**by_name, "axis": axis, "site": repr(site), "pieces": str(len(node.outputs))}
+        for key, value in arguments(node).items():
+            fields[f"{key}*"] = by_name[key][1:-1].rstrip(",") if isinstance(value, tuple) else by_name[key]
+        position = 0
+        for key, value in self._ordered(node).items():
+            fields[f"{key}_cut"] = fields[f"{key}_on"] = ""
+            if isinstance(value, Value):
+                cut = self.cut(value, strategy.operands[position])
+                if cut:
+                    fields[f"{key}_cut"], fields[f"{key}_on"] = f", {cut.text()}", f", {axis}, {cut.text()}"
+            position += sum(isinstance(leaf, Value) for leaf in leaves(value))
+        code = strategy.code or (rule.code if rule else None)
+        if code is None:
+            return self._plain(node, by_name)
+        return code(fields) if callable(code) else string.Formatter().vformat(code, (), _Fields(fields))
+
+    def _ordered(self, node: Node) -> dict[str, Any]:
+        """Arguments by name, those that hold operands in the operands' order."""
+        local = self._local_arguments(node)
+        names = [a.name for a in node.op._schema.arguments]  # type: ignore[attr-defined]  # noqa: SLF001
+        given = [*names[: len(node.args)], *node.kwargs]
+        return {**{k: local[k] for k in given}, **{k: v for k, v in local.items() if k not in given}}
+
+    def _plain(self, node: Node, by_name: Mapping[str, str]) -> str:
+        """The op by its own name: ``torch.cos(x)`` where torch has such a function, else the overload itself."""
+        op = node.op
+        schema = op._schema  # type: ignore[attr-defined]  # noqa: SLF001
+        positional = [by_name[a.name] for a in schema.arguments[: len(node.args)]]
+        keywords = [f"{key}={by_name[key]}" for key in node.kwargs if key not in ("pin_memory", "layout")]
+        namespace, name = schema.name.split("::")
+        if namespace == "aten" and callable(getattr(torch, name, None)) and not name.startswith("_"):
+            return f"torch.{name}({', '.join(positional + keywords)})"
+        return f"torch.ops.{namespace}.{name}.{op._overloadname}({', '.join(positional + keywords)})"  # type: ignore[attr-defined]  # noqa: SLF001
+
+    def _text(self, value: Any, positions: Any, name: Callable[[int], str]) -> str:
+        if isinstance(value, Value):
+            return name(next(positions))
+        if isinstance(value, tuple | list):
+            inner = [self._text(item, positions, name) for item in value]
+            return f"({inner[0]},)" if len(inner) == 1 else f"({', '.join(inner)})"
+        if isinstance(value, sympy.Basic):
+            return size_text(value)  # type: ignore[arg-type]
+        if isinstance(value, torch.device):
+            return _DEVICE
+        if isinstance(value, float) and value in (float("inf"), float("-inf")):
+            return f'float("{value}")'
+        return repr(value)
+
+
+class _Fields(dict[str, str]):
+    def __missing__(self, key: str) -> str:
+        raise KeyError(f"the rule's code speaks of {key!r}; the op has {', '.join(self)}")
+
+
+def _extent(factors: Factors) -> Size:
+    total: Size = 1
+    for factor in factors:
+        total = total * factor.size
+    return total
+
+
+def _divided(size: Size, n: int) -> Size:
+    return size // n if isinstance(size, int) else sympy.floor(size / n) if n > 1 else size
+
+
+def _floors(text: str) -> str:
+    """sympy's ``floor(seq/4)`` as Python's ``seq//4``."""
+    while (start := text.find("floor(")) >= 0:
+        depth, end = 1, start + len("floor(")
+        while depth:
+            depth += {"(": 1, ")": -1}.get(text[end], 0)
+            end += 1
+        inner = text[start + len("floor(") : end - 1].replace("/", "//")
+        alone = start == 0 and end == len(text)
+        text = f"{text[:start]}{inner if alone else f'({inner})'}{text[end:]}"
+    return text

@@ -1,0 +1,271 @@
+"""What repeats is said once: alike layers become one block, names that differ in one segment one pattern."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from placement.lang.patterns import compile_pattern
+from placement.report.facts import Converted, Facts, Hooked, Inside
+from placement.report.names import join, relative, within
+from placement.types import Kind
+
+Segments = tuple[tuple[str, ...], ...]  # a product of alternatives, segment by segment
+AS_PLACED = "as placed"  # where a `value` line has a value converted at once
+INPUT = "input"  # what alike layers are given under different names
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One conversion or one collective inside an op: what it does forward and backward ('' for nothing)."""
+
+    what: str
+    axis: str
+    forward: str
+    backward: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A value on its way (``source -> target``), or an op that communicates (no target), as seen from its block.
+
+    goal: the target's path from the block; ``target`` leaves out what it shares with the source.
+    """
+
+    source: str
+    target: str
+    goal: str
+    rows: tuple[Row, ...]
+    launches: tuple[tuple[str, str, int], ...]
+    cause: tuple[str, ...]
+    members: tuple[Converted | Inside, ...]  # what is said here; one of each layer of the block
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What happens in one module, or in each of several alike layers. title: a pattern that matches them all."""
+
+    title: str
+    modules: tuple[str, ...]
+    items: tuple[Item, ...]
+    is_layer: bool
+
+
+def blocks(found: Facts) -> tuple[Block, ...]:
+    """Every conversion and every op that communicates exactly once, in program order of first appearance."""
+    everything = sorted([*found.conversions, *found.inside], key=lambda e: e.position)
+    layers: dict[str, list[Converted | Inside]] = {}
+    runs: list[list[Converted | Inside]] = []  # what lies outside of layers, uninterrupted by one
+    previous = None
+    for event in everything:
+        layer = layer_of(place(event))
+        if layer is not None:
+            layers.setdefault(layer, []).append(event)
+        elif previous is None and runs:
+            runs[-1].append(event)
+        else:
+            runs.append([event])
+        previous = layer
+    made = [*_alike(layers), *(_outside(run) for run in runs)]
+    return tuple(sorted(made, key=lambda block: block.items[0].members[0].position))
+
+
+def place(event: Converted | Inside) -> str:
+    """The module that an event is told under."""
+    return event.place if isinstance(event, Converted) else event.module
+
+
+def layer_of(path: str) -> str | None:
+    """``model.layers.3`` for ``model.layers.3.mlp``: the outermost module that is one of a numbered list."""
+    segments = path.split(".")
+    for index, segment in enumerate(segments):
+        if segment.isdigit():
+            return ".".join(segments[: index + 1])
+    return None
+
+
+def _alike(layers: dict[str, list[Converted | Inside]]) -> Iterator[Block]:
+    groups: dict[object, list[tuple[str, tuple[Item, ...]]]] = {}
+    for layer, events in layers.items():
+        items = tuple(_item(event, layer) for event in events)
+        key = layer.rpartition(".")[0], tuple((_seen(item, layer), item.target, item.rows) for item in items)
+        groups.setdefault(key, []).append((layer, items))
+    for members in groups.values():
+        names = tuple(layer for layer, _ in members)
+        (title,) = patterns(names)  # they differ in their index alone
+        columns = zip(*(items for _, items in members), strict=True)
+        yield Block(title, names, tuple(map(_merged, columns)), is_layer=True)
+
+
+def _seen(item: Item, layer: str) -> str:
+    """The source as alike layers share it: what comes from outside is just the input."""
+    member = item.members[0]
+    return item.source if isinstance(member, Inside) or within(member.value, layer) else INPUT
+
+
+def _merged(column: Sequence[Item]) -> Item:
+    """One item for the same thing in every layer."""
+    return replace(
+        column[0],
+        source=column[0].source if len({item.source for item in column}) == 1 else INPUT,
+        cause=tuple(dict.fromkeys(cause for item in column for cause in item.cause)),
+        members=tuple(member for item in column for member in item.members),
+    )
+
+
+def _outside(run: Sequence[Converted | Inside]) -> Block:
+    module = _shared([place(event) for event in run])
+    return Block(module, (module,), tuple(_item(event, module) for event in run), is_layer=False)
+
+
+def _shared(paths: Sequence[str]) -> str:
+    shared: list[str] = []
+    for segments in zip(*(path.split(".") for path in paths), strict=False):
+        if len(set(segments)) > 1:
+            break
+        shared.append(segments[0])
+    return ".".join(shared)
+
+
+def _item(event: Converted | Inside, block: str) -> Item:
+    if isinstance(event, Inside):
+        name = join(relative(event.module, block), event.op)
+        rows = tuple(
+            Row(f"by {event.name}", event.axis, *((action, "") if phase == "forward" else ("", action)), nbytes)
+            for phase, action, nbytes in event.launches
+        )
+        return Item(name, "", "", rows, event.launches, (), (event,))
+    forward, backward = ("" if action == "none" else action for action in (event.forward, event.backward))
+    row = Row(_arrow(event), event.axis, forward, backward, event.nbytes)
+    target, goal = _target(event, block)
+    return Item(relative(event.value, block), target, goal, (row,), event.launches, event.cause, (event,))
+
+
+def _arrow(event: Converted) -> str:
+    """``Shard(seq) -> Replicate``; between the two kinds of Replicate the one is told from the other."""
+    source, target = event.source, event.target
+    if source == target:
+        source = "Invariant" if event.source_type is Kind.I else source
+        target = "Invariant" if event.target_type is Kind.I else target
+    return f"{source} -> {target}"
+
+
+def _target(event: Converted, block: str) -> tuple[str, str]:
+    inner = relative(event.module, block)
+    if not event.users:
+        return AS_PLACED, join(inner, AS_PLACED)
+    if event.module not in (event.home, block):
+        return inner, inner
+    users = zip(event.users, event.user_modules, strict=True)
+    seen = list(dict.fromkeys(relative(user if home == event.module else home, event.module) for user, home in users))
+    shown = ", ".join(seen[:2]) + (f" and {len(seen) - 2} more" if len(seen) > 2 else "")
+    return shown, join(inner, shown)
+
+
+# -- gradients ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """Parameters of one size whose gradients are summed for one reason, under one pattern."""
+
+    pattern: str
+    members: tuple[Hooked, ...]
+    cause: tuple[str, ...]
+
+
+def summed(found: Facts, limit: int = 1000) -> tuple[Summed, ...]:
+    """The hooks, each once; no pattern of several names is longer than ``limit``."""
+    groups: dict[tuple[object, ...], list[Hooked]] = {}
+    for hook in found.hooks:
+        groups.setdefault((hook.nbytes, hook.axes, hook.meets, hook.dtype), []).append(hook)
+    result: list[Summed] = []
+    for members in groups.values():
+        for pattern in patterns([hook.parameter for hook in members], limit):
+            matches = compile_pattern(pattern).fullmatch
+            inside = tuple(hook for hook in members if matches(hook.parameter))
+            result.append(Summed(pattern, inside, tuple(dict.fromkeys(c for hook in inside for c in hook.cause))))
+    return tuple(result)
+
+
+# -- sums and causes ----------------------------------------------------------------------------------
+
+_ORDER = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+
+
+def order(action: str) -> int:
+    """The place of a collective in a list of them."""
+    return _ORDER.index(action)
+
+
+def layer_sums(items: Iterable[Item], phase: str) -> dict[str, tuple[int, int]]:
+    """By action, launches and bytes of one phase in one of a block's modules."""
+    sums: dict[str, tuple[int, int]] = {}
+    for item in items:
+        for when, action, nbytes in item.launches:
+            if when == phase:
+                count, total = sums.get(action, (0, 0))
+                sums[action] = count + 1, total + nbytes
+    return {action: sums[action] for action in sorted(sums, key=order)}
+
+
+def causes(found: Iterable[str]) -> str:
+    """``qwen3.plc:9,13`` for lines of one file; the files of several are separated by spaces."""
+    lines: dict[str, set[int]] = {}
+    for cause in found:
+        file, _, line = cause.rpartition(":")
+        lines.setdefault(file, set()).add(int(line))
+    return " ".join(f"{file}:{','.join(map(str, sorted(numbers)))}" for file, numbers in lines.items())
+
+
+# -- patterns -----------------------------------------------------------------------------------------
+
+
+def patterns(names: Iterable[str], limit: int = 1000) -> list[str]:
+    """Patterns of the language that match ``names`` and nothing else, as few as a simple search finds.
+
+    Index ranges are joined first, then names that differ in one segment while the pattern has at most
+    ``limit`` characters: ``layers.[0-3].self_attn.{q_norm,k_norm}.weight``.
+    """
+    found: list[Segments] = [tuple((segment,) for segment in name.split(".")) for name in dict.fromkeys(names)]
+    for digits in (True, False):
+        depth = max((len(p) for p in found), default=0)
+        for position in reversed(range(depth)):
+            found = list(_joined(found, position, limit, digits=digits))
+    return [show(pattern) for pattern in found]
+
+
+def _joined(found: Sequence[Segments], position: int, limit: int, *, digits: bool) -> Iterator[Segments]:
+    groups: dict[Segments, list[Segments]] = {}
+    for pattern in found:
+        fits = position < len(pattern) and all(s.isdigit() == digits for s in pattern[position])
+        rest = (*pattern[:position], (), *pattern[position + 1 :]) if fits else pattern
+        groups.setdefault(rest, []).append(pattern)
+    for rest, members in groups.items():
+        if len(members) == 1:
+            yield from members
+            continue
+        options = tuple(dict.fromkeys(segment for pattern in members for segment in pattern[position]))
+        whole = (*rest[:position], options, *rest[position + 1 :])
+        if digits or len(show(whole)) <= limit:
+            yield whole
+        else:
+            yield from members
+
+
+def show(pattern: Segments) -> str:
+    """The pattern's text."""
+    return ".".join(_segment(options) for options in pattern)
+
+
+def _segment(options: Sequence[str]) -> str:
+    if len(options) == 1:
+        return options[0]
+    if not all(option.isdigit() for option in options):
+        return f"{{{','.join(options)}}}"
+    numbers = sorted(map(int, options))
+    ends = [i for i, n in enumerate(numbers) if i + 1 == len(numbers) or numbers[i + 1] != n + 1]
+    runs = [(numbers[start], numbers[end]) for start, end in zip([0, *(e + 1 for e in ends)], ends, strict=False)]
+    shown = [str(a) if a == b else f"[{a}-{b}]" for a, b in runs]
+    return shown[0] if len(shown) == 1 else f"{{{','.join(shown)}}}"

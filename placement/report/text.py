@@ -1,0 +1,217 @@
+"""The explanation as text that fits a terminal: per module what is sent, how much, where, and because of which line."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from placement.report.facts import Facts, facts
+from placement.report.fold import Block, Item, Row, blocks, causes, layer_sums, order, patterns, summed
+from placement.report.units import plural, show_bytes, show_time
+
+if TYPE_CHECKING:
+    from placement.solver.plan import Plan
+
+MIN_WIDTH = 60
+_STYLES = {"bold": "1", "dim": "2", "action": "36"}
+_ACTION, _BYTES = 14, 8  # `reduce_scatter`, `1023 KiB`
+_SIDES = 4 + 2 + _ACTION + 2 + _BYTES + 2 + _ACTION  # a row's width without its first column
+
+
+def explain_text(plan: Plan, width: int = 80, *, color: bool = False, verbose: bool = False) -> str:
+    """The explanation for people, every line at most ``width`` characters (60 at least).
+
+    ``color`` adds ANSI styles. ``verbose`` adds the placement of every parameter and the time of each stage.
+    """
+    return _Page(facts(plan), max(width, MIN_WIDTH), color=color).text(verbose=verbose)
+
+
+class _Page:
+    def __init__(self, found: Facts, width: int, *, color: bool) -> None:
+        self.facts, self.width, self.color = found, width, color
+        self.blocks = blocks(found)
+        rows = [row for block in self.blocks for item in block.items for row in item.rows]
+        self.column = min(max([len(_what(row)) for row in rows], default=0), width - _SIDES)
+
+    def text(self, *, verbose: bool) -> str:
+        sections: list[Iterable[str]] = [self.header(), *map(self.block, self.blocks), self.hooks(), self.totals()]
+        if verbose:
+            sections += [self.parameters()]
+        sections += [self.costs(verbose=verbose), self.notes()]
+        shown = ["\n".join(lines) for lines in map(list, sections) if lines]
+        return "\n\n".join(shown) + "\n"
+
+    # -- sections -------------------------------------------------------------------------------
+
+    def header(self) -> Iterator[str]:
+        mesh = ", ".join(f"{axis} = {n}" for axis, n in self.facts.mesh.items())
+        left = f"{' '.join(self.facts.files) or 'plan'} on mesh {mesh}"
+        yield from self.sides(left, f"device {self.facts.device}, link {self.facts.link}", "bold")
+        if not self.blocks:
+            yield ""
+            yield "nothing is sent between modules"
+            return
+        yield ""
+        yield from self.sides("  value -> where it goes", "statements", "dim", "dim")
+        yield from self.row("conversion", "forward", "bytes", "backward", style="dim")
+
+    def block(self, block: Block) -> Iterator[str]:
+        count = len(block.modules)
+        title = block.title or "(the model itself)"
+        yield from self.sides(title, f"{count} alike, each:" if count > 1 else "", "bold", "dim")
+        if block.is_layer:
+            for phase in ("forward", "backward"):
+                yield from self.summary(phase, layer_sums(block.items, phase))
+        for item in block.items:
+            yield from self.item(item)
+
+    def summary(self, phase: str, sums: Mapping[str, tuple[int, int]]) -> Iterator[str]:
+        """What one layer sends in one phase: ``forward   2 all_gather 128 MiB + 2 reduce_scatter 128 MiB``."""
+        parts = [f"{count} {action} {show_bytes(nbytes)}" for action, (count, nbytes) in sums.items()] or ["nothing"]
+        line = f"  {phase:<10}{parts[0]}"
+        for part in parts[1:]:
+            if len(line) + len(part) + 3 > self.width:
+                yield self.paint(line, "dim")
+                line = f"{'':<10}+ {part}"
+            else:
+                line += f" + {part}"
+        yield self.paint(line, "dim")
+
+    def item(self, item: Item) -> Iterator[str]:
+        yield from self.arrow(item.source, item.target, causes(item.cause))
+        for row in item.rows:
+            sent = show_bytes(row.nbytes) if row.forward or row.backward else ""
+            yield from self.row(_what(row), row.forward or "-", sent, row.backward or "-")
+
+    def hooks(self) -> Iterator[str]:
+        hooks = self.facts.hooks
+        if not hooks:
+            return
+        axes = ", ".join(dict.fromkeys(axis for hook in hooks for axis in hook.axes))
+        flat: dict[str, int] = {}  # one reduction for each dtype
+        for hook in hooks:
+            flat[hook.dtype] = flat.get(hook.dtype, 0) + hook.nbytes
+        sent = f"{len(flat)} all_reduce {show_bytes(sum(flat.values()))}" if max(self.facts.mesh.values()) > 1 else ""
+        yield from self.sides(f"Gradients of {plural(len(hooks), 'parameter')} summed over {axes}", sent, "bold", "dim")
+        for group in summed(self.facts, self.width - 16):
+            first, count = group.members[0], len(group.members)
+            yield from self.sides(f"  {group.pattern}", causes(group.cause), right_style="dim")
+            each = f"{count} x {show_bytes(first.nbytes)}" if count > 1 else show_bytes(first.nbytes)
+            met = (
+                f"replicated, meets {', '.join(first.meets)}" if first.meets else "replicated, its gradient is partial"
+            )
+            yield from self.sides(f"    {met}", each, "dim", "dim")
+
+    def totals(self) -> Iterator[str]:
+        yield from self.sides("One step", "launches      bytes", "bold", "dim")
+        for axis, phases in self.facts.totals.items():
+            for phase, actions in phases.items():
+                label = f"{axis} {phase}"
+                for action in sorted(actions, key=order):
+                    count, nbytes = actions[action]
+                    yield from self.sides(f"  {label:<16}{action}", f"{count:>8} {show_bytes(nbytes):>10}")
+                    label = ""
+                if not actions:
+                    yield f"  {label:<16}nothing"
+
+    def parameters(self) -> Iterator[str]:
+        yield self.paint("Parameters, as they are used", "bold")
+        groups: dict[str, list[str]] = {}
+        for name, placed in self.facts.params.items():
+            groups.setdefault(", ".join(f"{p} @ {axis}" for axis, p in placed.items()), []).append(name)
+        for placed, names in groups.items():
+            for pattern in patterns(names, self.width - 20):
+                yield from self.sides(f"  {pattern}", placed)
+
+    def costs(self, *, verbose: bool) -> Iterator[str]:
+        found = self.facts
+        if found.outputs:
+            outputs = [f"{name} {', '.join(placed.values())}" for name, placed in found.outputs.items()]
+            yield from self.fill("Outputs", "; ".join(outputs))
+        params, saved = show_bytes(found.params_bytes), show_bytes(found.saved_bytes)
+        yield from self.fill("Memory", f"{params} of parameters, {saved} kept for backward, on one rank")
+        compute, sent = show_time(found.compute), show_time(found.communication)
+        yield from self.fill("Time", f"{compute} compute + {sent} communication, predicted")
+        yield from self.fill("Proof", proof(found))
+        if verbose:
+            stages = [f"{name} {seconds:.2f} s" for name, seconds in found.stages.items()]
+            yield from self.fill("Stages", ", ".join(stages) or "not timed")
+
+    def notes(self) -> Iterator[str]:
+        for note in self.facts.notes:
+            yield from self.fill("Note", note)
+
+    # -- lines ----------------------------------------------------------------------------------
+
+    def row(self, what: str, forward: str, sent: str, backward: str, style: str = "") -> Iterator[str]:
+        """The columns of a conversion; a first column that is too long has a line of its own."""
+        lead = f"    {what}"
+        if len(what) > self.column:
+            yield from self.broken(lead)
+            lead = ""
+        line = f"{lead:<{4 + self.column}}  {forward:<{_ACTION}}  {sent:>{_BYTES}}  {backward}"
+        if style:
+            yield self.paint(line, style)
+        else:
+            yield self.paint(line[: 4 + self.column], "") + self.paint(line[4 + self.column :], "action")
+
+    def arrow(self, source: str, target: str, right: str) -> Iterator[str]:
+        """``source -> target`` and on the right what caused it; broken before the arrow where it is too long."""
+        whole = f"  {source} -> {target}" if target else f"  {source}"
+        if len(whole) <= self.width:
+            yield from self.sides(whole, right, right_style="dim")
+        else:
+            yield self.shorten(source, "  ")
+            yield from self.sides(self.shorten(target, "    -> "), right, right_style="dim")
+
+    def sides(self, left: str, right: str, left_style: str = "", right_style: str = "") -> Iterator[str]:
+        """One text at the left margin and one at the right; on two lines where they do not fit one."""
+        if not right:
+            yield self.paint(self.shorten(left), left_style)
+        elif len(left) + 2 + len(right) <= self.width:
+            gap = " " * (self.width - len(left) - len(right))
+            yield self.paint(left, left_style) + gap + self.paint(right, right_style)
+        else:
+            yield self.paint(self.shorten(left), left_style)
+            for line in textwrap.wrap(right, self.width - 6, break_on_hyphens=False):
+                yield self.paint(self.shorten(line.rjust(self.width)), right_style)
+
+    def broken(self, line: str) -> Iterator[str]:
+        """``a -> b`` on two lines where it does not fit one."""
+        if len(line) <= self.width or " -> " not in line:
+            yield self.shorten(line)
+        else:
+            source, _, target = line.partition(" -> ")
+            yield self.shorten(source)
+            yield self.shorten(target, "      -> ")
+
+    def fill(self, label: str, text: str) -> Iterator[str]:
+        """A labelled paragraph."""
+        lines = textwrap.wrap(text, self.width - 9, break_on_hyphens=False) or [""]
+        yield self.paint(f"{label:<9}", "bold") + lines[0]
+        yield from (" " * 9 + line for line in lines[1:])
+
+    def shorten(self, line: str, lead: str = "") -> str:
+        """``lead`` and ``line``, which fit: of a longer line the indent and the end, which tells names apart."""
+        if len(lead) + len(line) <= self.width:
+            return lead + line
+        body = line.lstrip()
+        lead += line[: len(line) - len(body)]
+        return f"{lead}...{body[len(lead) + 3 - self.width :]}"
+
+    def paint(self, text: str, style: str) -> str:
+        return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if self.color and style and text.strip() else text
+
+
+def _what(row: Row) -> str:
+    return f"{row.what} @ {row.axis}"
+
+
+def proof(found: Facts) -> str:
+    """What is known of the optimum."""
+    step = f"{show_time(found.cost)} a step ({found.cost} ps)"
+    if found.optimal:
+        return f"{step} is the optimum, proven"
+    gap = 100 * (found.cost - found.bound) / found.bound if found.bound else 0.0
+    return f"{step}, at most {gap:.2g} % above the optimum: no plan takes less than {found.bound} ps"

@@ -1,0 +1,204 @@
+"""Random masks that do not depend on where values lie.
+
+Whether an element is dropped is a function of the program's seed, the step, the place of the op (module path and
+site) and the element's index in the one-device value, and of nothing else. So ranks that hold the same value
+drop the same elements of it, blocks are dropped as parts of one whole, no rank computes what others hold,
+and CPUs and accelerators agree.
+
+A step is a call of the program in training mode. Recomputation must repeat the masks of its own forward, even if
+other calls have followed. What ``torch.utils.checkpoint`` restores for it is the state of torch's
+generators; so during a call of the program the CPU generator is seeded with the step's *key*, and recomputation in
+a backward pass reads it from there. A call of the program draws one number from the CPU generator and else
+leaves it as it was. Recomputation without ``preserve_rng_state`` repeats the masks of the latest call.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from placement.runtime._torch import eager, in_backward
+
+if TYPE_CHECKING:
+    from placement.runtime.axis import Axis
+    from placement.runtime.cuts import Cut
+
+Site = int | str
+
+# The top bits of every key: a generator's seed that has them is a key.
+_MARK, _MARK_SHIFT = 0x3B6D, 48
+_REMEMBERED = 1024
+
+
+class Random:
+    """The random state of one program: ``seed``, and ``step``, the number of its calls in training mode."""
+
+    def __init__(self, seed: int = 0, step: int = 0) -> None:
+        self.seed = seed
+        self.step = step
+        self._latest = step
+        self._entered: list[_Entry | None] = []
+        # What each call drew -> its step: how a call that is itself recomputed knows which one it is.
+        self._drawn: dict[int, int] = {}
+
+    @eager
+    def begin(self, *, training: bool) -> None:
+        """A call of the program begins."""
+        if not training:
+            self._entered.append(None)
+            return
+        drawn = int(torch.randint(2**62, (), generator=torch.default_generator, device="cpu"))
+        if in_backward():
+            self._latest = self._drawn.get(drawn, self._latest)
+        else:
+            self._latest = self.step
+            self.step += 1
+            self._drawn[drawn] = self._latest
+            if len(self._drawn) > _REMEMBERED:
+                del self._drawn[next(iter(self._drawn))]
+        self._entered.append(_ambient.enter(self._own_key()))
+
+    @eager
+    def end(self) -> None:
+        """The call that began last ends."""
+        entry = self._entered.pop()
+        if entry is not None:
+            _ambient.leave(entry)
+
+    def key(self, path: str, site: Site) -> int:
+        """64 bits for the op ``site`` of the module ``path`` in the running call; see ``place``."""
+        ambient = torch.initial_seed()
+        recomputed = in_backward() and ambient >> _MARK_SHIFT == _MARK
+        return _hashed(f"{ambient if recomputed else self._own_key()}/{place(path, site)}")
+
+    def _own_key(self) -> int:
+        return _MARK << _MARK_SHIFT | _hashed(f"{self.seed}/{self._latest}") & (1 << _MARK_SHIFT) - 1
+
+
+def place(path: str, site: Site) -> str:
+    """The name of a random op: ``layers.0.drop:1`` is the second one that module ``layers.0.drop`` does.
+
+    A number is that of the op in the module ``path``; a string starts with the rest of a path,
+    ``drop:1`` in ``layers.0``, where a module has been made part of its caller.
+    """
+    if isinstance(site, int):
+        return f"{path}:{site}"
+    return f"{path}.{site}" if path else site
+
+
+def seed(program: Any, value: int, step: int = 0) -> None:
+    """Set the seed of a program's random masks, and the step of its next call in training mode.
+
+    Until then the seed is 0: the ranks agree without asking each other, and ``torch.manual_seed`` has no part
+    in it. Give the same numbers on every rank. To resume training, give what ``steps`` was.
+    """
+    for random in _states(program):
+        random.seed, random.step = value, step
+
+
+def steps(program: Any) -> int:
+    """The step of a program's next call in training mode: how many it has had."""
+    return _states(program)[0].step
+
+
+def _states(program: Any) -> list[Random]:
+    return [one._random for one in getattr(program, "programs", [program])]  # noqa: SLF001 - a module's own state
+
+
+@eager
+def dropped(x: Tensor, p: float, key: int, axis: Axis | None = None, cut: Cut | None = None) -> Tensor:
+    """``x`` with elements zeroed with probability ``p`` and the others divided by 1 - p.
+
+    ``key`` names the mask of the whole value, of which ``x`` has the block ``cut`` on ``axis``.
+    """
+    if not 0 <= p <= 1:
+        raise ValueError(f"a probability is between 0 and 1, not {p}")
+    if p == 0:
+        return x
+    if p == 1:
+        return x * 0
+    return (x * (1 / (1 - p))).masked_fill(drop_mask(x, p, key, axis, cut), 0)
+
+
+def drop_mask(like: Tensor, p: float, key: int, axis: Axis | None = None, cut: Cut | None = None) -> Tensor:
+    """Which elements ``dropped`` zeroes, for 0 <= p < 1."""
+    return _bits(_indices(like, axis, cut), key) < int(p * 2**63)
+
+
+def _indices(like: Tensor, axis: Axis | None, cut: Cut | None) -> Tensor:
+    """The place of each element of ``like`` in the whole value, counted in row-major order."""
+    index = torch.zeros((), dtype=torch.int64, device=like.device)
+    for dim, size in enumerate(like.shape):
+        along = torch.arange(size, device=like.device)
+        if axis is not None and cut is not None and cut.dim % like.ndim == dim:
+            part = size // cut.outer
+            along = along + (along // max(part, 1) * (axis.size - 1) + axis.rank) * part
+            size *= axis.size
+        index = index.unsqueeze(-1) * size + along
+    return index
+
+
+def _signed(bits: int) -> int:
+    return bits - (1 << 64) if bits >> 63 else bits
+
+
+_WEYL, _FIRST, _SECOND = map(_signed, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+def _bits(index: Tensor, key: int) -> Tensor:
+    """63 random bits for every index: the generator SplitMix64 at the state ``key`` + index · Weyl constant.
+
+    64-bit products wrap around on every device. ``index`` is overwritten.
+    """
+    z = index.mul_(_WEYL).add_(_signed(key))
+    # torch's shifts keep the sign: the masks clear what it would fill in.
+    z.bitwise_xor_((z >> 30) & ((1 << 34) - 1)).mul_(_FIRST)
+    z.bitwise_xor_((z >> 27) & ((1 << 37) - 1)).mul_(_SECOND)
+    z.bitwise_xor_((z >> 31) & ((1 << 33) - 1))
+    return z.bitwise_and_((1 << 63) - 1)
+
+
+def _hashed(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+class _Entry:
+    """A call that has seeded the CPU generator, and the generator's state before."""
+
+    def __init__(self) -> None:
+        self.before = torch.default_generator.get_state()
+
+
+class _Ambient:
+    """The calls that hold the CPU generator of this process.
+
+    They need not end in reverse order: simulated ranks' calls interleave. Then the state is put back when
+    the last of them ends; all of one step have the same key meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._entries: list[_Entry] = []
+        self._first: _Entry | None = None
+
+    def enter(self, key: int) -> _Entry:
+        entry = _Entry()
+        if not self._entries:
+            self._first = entry
+        self._entries.append(entry)
+        torch.default_generator.manual_seed(key)
+        return entry
+
+    def leave(self, entry: _Entry) -> None:
+        was_last = self._entries[-1] is entry
+        self._entries.remove(entry)
+        if not self._entries and self._first is not None:
+            torch.default_generator.set_state(self._first.before)
+            self._first = None
+        elif was_last:
+            torch.default_generator.set_state(entry.before)
+
+
+_ambient = _Ambient()

@@ -1,0 +1,52 @@
+"""What is emitted for a rule: the text of every op under every strategy, run on simulated ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from placement import runtime as rt
+from placement.emit.expressions import Printer
+from placement.rules.proof import Call, prove
+from tests.rules.samples import SAMPLES, Sample
+
+
+def emitted(call: Call) -> Sequence[Sequence[torch.Tensor]]:
+    """Runs the op as the emitter writes it, implementations with their collectives too."""
+    n = call.context.n
+    plan = SimpleNamespace(
+        strategies={call.node: call.strategy}, bound=SimpleNamespace(dims=call.context.dims), axis=SimpleNamespace(n=n)
+    )
+    text = Printer(plan).op(call.node, lambda index: f"x{index}", "axis", 0)
+    code = compile(text, f"<{call.node.op}>", "eval")
+    module = SimpleNamespace(dropout=lambda x, p, site, *cut: F.dropout(x, p, training=False))
+
+    def body(axes: dict[str, rt.Axis]) -> tuple[torch.Tensor, ...]:
+        axis = axes["tp"]
+        own = {f"x{index}": x for index, x in enumerate(call.operands[axis.rank])}
+        made = eval(code, {"rt": rt, "torch": torch, "F": F, "self": module, "axis": axis}, own)
+        return tuple(made) if isinstance(made, tuple | list) else (made,)
+
+    return rt.simulate(tp=n).run(body)
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=[f"{index}-{sample}" for index, sample in enumerate(SAMPLES)])
+def test_emitted_code_holds(sample: Sample) -> None:
+    for n in (2, 3, 4):
+        prove(sample.op, *sample.arguments(n), n=n, execute=emitted, **sample.kwargs).require()
+
+
+def test_implementations_are_offered_and_run() -> None:
+    offered = {}
+    for sample in SAMPLES:
+        for finding in prove(sample.op, *sample.arguments(2), execute=emitted, **sample.kwargs).findings:
+            if finding.strategy.implementation:
+                assert finding.run
+                offered.setdefault(finding.op, set()).add(finding.strategy.implementation)
+    assert offered["aten.embedding.default"] == {"masked lookup"}
+    assert offered["aten.cross_entropy_loss.default"] == {"over classes", "over tokens"}
+    assert offered["aten.mean.default"] == offered["aten.mean.dim"] == offered["aten.mse_loss.default"] == {"global count"}
