@@ -39,7 +39,7 @@ def read(spec: Spec | str | Path) -> Spec:
     return parser.load(str(spec))
 
 
-def plan(  # noqa: PLR0913 - what a plan depends on
+def plan(
     model: torch.nn.Module,
     mesh: Mesh,
     spec: Spec | str | Path,
@@ -59,7 +59,9 @@ def plan(  # noqa: PLR0913 - what a plan depends on
     if faults:
         raise PlacementError(faults, spec.sources)
     axes, kind = _axes(mesh)
-    dims = {str(name): tuple(map(str, line.dims)) for line in spec.inputs if line.dims is not None for name in line.names}
+    dims = {
+        str(name): tuple(map(str, line.dims)) for line in spec.inputs if line.dims is not None for name in line.names
+    }
     started = time.perf_counter()
     try:
         graph = capture(model, _global(example, spec, mesh), dims)
@@ -81,7 +83,9 @@ def _axes(mesh: Mesh) -> tuple[dict[str, int], str]:
     if isinstance(mesh, DeviceMesh):
         names = mesh.mesh_dim_names
         if not names:
-            raise PlacementError([Diagnostic("PLC101", "the mesh has no axis names", hint="give mesh_dim_names to init_device_mesh")])
+            raise PlacementError(
+                [Diagnostic("PLC101", "the mesh has no axis names", hint="give mesh_dim_names to init_device_mesh")]
+            )
         return dict(zip(names, mesh.shape, strict=True)), mesh.device_type
     return dict(mesh), "cpu"
 
@@ -106,7 +110,7 @@ def _global(example: Example, spec: Spec, mesh: Mesh) -> Example:
     return result
 
 
-def compile(  # noqa: A001, PLR0913 - the name users know from torch; what a program depends on
+def compile(  # noqa: A001 - the name users know from torch; what a program depends on
     model: torch.nn.Module,
     mesh: DeviceMesh | SimulatedMesh,
     spec: Spec | str | Path,
@@ -136,7 +140,7 @@ def compile(  # noqa: A001, PLR0913 - the name users know from torch; what a pro
     return program
 
 
-def explain(  # noqa: PLR0913 - as plan
+def explain(
     model: torch.nn.Module,
     mesh: Mesh,
     spec: Spec | str | Path,
@@ -153,7 +157,12 @@ def explain(  # noqa: PLR0913 - as plan
 
 
 def emit(
-    model: torch.nn.Module, mesh: Mesh, spec: Spec | str | Path, *, example: Example, sizes: Mapping[str, int] | None = None
+    model: torch.nn.Module,
+    mesh: Mesh,
+    spec: Spec | str | Path,
+    *,
+    example: Example,
+    sizes: Mapping[str, int] | None = None,
 ) -> str:
     """The Python text of the distributed program. Raises PlacementError."""
     spec = read(spec)

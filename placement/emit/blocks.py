@@ -101,9 +101,13 @@ def _ordered(plan: Plan, inlined: frozenset[Call]) -> list[_Placed]:
             location, after = shared, False
         if len(nearest) > len(location):
             location = nearest
-        while step.value not in parameters and location and len(location) > len(nearest) and location[-1].path in leaves:
+        while (
+            step.value not in parameters and location and len(location) > len(nearest) and location[-1].path in leaves
+        ):
             location = location[:-1]
-        key = _after(stacks, at, location, sequence) if after else _before(stacks, users, location, sequence, len(nodes))
+        key = (
+            _after(stacks, at, location, sequence) if after else _before(stacks, users, location, sequence, len(nodes))
+        )
         placed.append(_Placed(key, location, step))
         made_at[step.target] = (at, location) if after else (key[0], location)
         converted |= set() if after else {step.target}
@@ -119,7 +123,9 @@ def _after(stacks: Sequence[Stack], at: int, location: Stack, sequence: int) -> 
     return (last, 1, sequence)
 
 
-def _before(stacks: Sequence[Stack], users: Sequence[int], location: Stack, sequence: int, end: int) -> tuple[int, int, int]:
+def _before(
+    stacks: Sequence[Stack], users: Sequence[int], location: Stack, sequence: int, end: int
+) -> tuple[int, int, int]:
     """Right before the part of ``location`` that uses the value first."""
     if not users:
         return (end, -1, sequence)

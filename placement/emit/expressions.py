@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ def draws(node: Node) -> bool:
 
 def size_text(size: Size) -> str:
     """A size over the program's symbols, as an expression over variables of their names."""
-    return str(size) if isinstance(size, int) else _floors(str(size)).replace("*", " * ").replace(" *  * ", "**")
+    return str(size) if isinstance(size, int) else _spaced(_floors(str(size)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class Printer:
         if kind.kind is not Kind.S:
             return None
         place = self.plan.bound.dims.locate(value, kind.over)  # type: ignore[arg-type]
-        assert place is not None  # noqa: S101 - types are made by the same lookup
+        assert place is not None
         return Cut(place[0], _extent(place[1]))
 
     def local_shape(self, value: Value, kind: Type) -> tuple[Size, ...]:
@@ -95,7 +96,9 @@ class Printer:
             case Action.REDUCE_SCATTER if after:
                 return f"rt.reduce_scatter({x}, {axis}, {after.text()})"
             case Action.ALL_TO_ALL if before and after:
-                outers = "" if before.outer == after.outer == 1 else f", {size_text(before.outer)}, {size_text(after.outer)}"
+                outers = (
+                    "" if before.outer == after.outer == 1 else f", {size_text(before.outer)}, {size_text(after.outer)}"
+                )
                 return f"rt.all_to_all({x}, {axis}, {before.dim}, {after.dim}{outers})"
             case Action.SPLIT if after:
                 of = ', of="R"' if kinds[0] == "R" else ""
@@ -132,7 +135,10 @@ class Printer:
         return given
 
     def op(self, node: Node, name: Callable[[int], str], axis: str, site: int | str) -> str:
-        """The op as a call; ``name`` gives the variable of each operand by position, ``site`` its place among random ops."""
+        """The op as a call.
+
+        ``name`` gives the variable of each operand by position, ``site`` the op's place among random ops.
+        """
         strategy = self.plan.strategies[node]
         rule = lookup(node)
         positions = iter(range(len(node.operands)))
@@ -169,6 +175,8 @@ class Printer:
         namespace, name = schema.name.split("::")
         if namespace == "aten" and callable(getattr(torch, name, None)) and not name.startswith("_"):
             return f"torch.{name}({', '.join(positional + keywords)})"
+        if namespace == "aten" and name in _FUNCTIONAL:
+            return f"F.{name}({', '.join(positional + keywords)})"
         return f"torch.ops.{namespace}.{name}.{op._overloadname}({', '.join(positional + keywords)})"  # type: ignore[attr-defined]  # noqa: SLF001
 
     def _text(self, value: Any, positions: Any, name: Callable[[int], str]) -> str:
@@ -184,6 +192,26 @@ class Printer:
         if isinstance(value, float) and value in (float("inf"), float("-inf")):
             return f'float("{value}")'
         return repr(value)
+
+
+# Functions of torch.nn.functional that take what the op of their name takes, in the same order.
+_FUNCTIONAL = frozenset(
+    {
+        "silu",
+        "gelu",
+        "relu",
+        "relu6",
+        "elu",
+        "leaky_relu",
+        "hardswish",
+        "hardsigmoid",
+        "hardtanh",
+        "mish",
+        "softplus",
+        "pad",
+        "one_hot",
+    }
+)
 
 
 class _Fields(dict[str, str]):
@@ -202,8 +230,12 @@ def _divided(size: Size, n: int) -> Size:
     return size // n if isinstance(size, int) else sympy.floor(size / n) if n > 1 else size
 
 
+def _spaced(text: str) -> str:
+    return re.sub(r"(?<![*/])([*/]|//)(?![*/])", r" \1 ", text)
+
+
 def _floors(text: str) -> str:
-    """sympy's ``floor(seq/4)`` as Python's ``seq//4``."""
+    """Sympy's ``floor(seq/4)`` as Python's ``seq//4``."""
     while (start := text.find("floor(")) >= 0:
         depth, end = 1, start + len("floor(")
         while depth:

@@ -12,29 +12,17 @@ import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import sympy
-import torch
 from torch.utils import _pytree as pytree
 
-from placement.emit.blocks import ROOT, Block, makes, nested, owned, uses_of
-from placement.emit.expressions import Printer, draws, size_text
-from placement.graph.ir import Call, Node, Output, Value
+from placement.emit.blocks import Block, nested, owned, uses_of
+from placement.emit.expressions import Printer, draws
+from placement.emit.file import Class, File, Source, is_list
+from placement.emit.text import WIDTH, commented, is_literal, merged, returned, structure
+from placement.graph.ir import Call, Node, Value
 from placement.solver.plan import Plan, Step, Version
 from placement.types import I, Kind, R
-
-_WIDTH = 110
-_COMMENT = 68  # where comments start, at least
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """The emitted program: its text, the name of the root class, and the calls that the text makes."""
-
-    text: str
-    root: str
-    calls: Block
 
 
 def write(plan: Plan, title: str = "") -> Source:
@@ -44,18 +32,9 @@ def write(plan: Plan, title: str = "") -> Source:
         writer = _Writer(plan, nested(plan, inlined))
         different = writer.classes()
         if not different:
-            return writer.program(title)
+            text = File(plan, writer.printer, writer.found, writer.class_of).text(title)
+            return Source(text, writer.class_of[""].name, writer.root)
         inlined |= different
-
-
-@dataclass(slots=True)
-class _Class:
-    """The text of one class, and the modules that are of it."""
-
-    name: str
-    body: str
-    paths: list[str] = field(default_factory=list)
-    interfaces: dict[str, None] = field(default_factory=dict)  # "S(seq) -> R", one for each set of types
 
 
 @dataclass(slots=True)
@@ -88,8 +67,8 @@ class _Writer:
         self.symbols = {s.symbol: s.name for s in plan.graph.symbols}
         self.sites = _sites(plan)
         self.needs: dict[Block, list[sympy.Symbol]] = {}
-        self.found: dict[tuple[str, str], _Class] = {}
-        self.class_of: dict[str, _Class] = {}
+        self.found: dict[tuple[str, str], Class] = {}
+        self.class_of: dict[str, Class] = {}
 
     # -- classes --------------------------------------------------------------------------------
 
@@ -110,7 +89,7 @@ class _Writer:
             made = self.found.get((original, body))
             if made is None:
                 count = sum(1 for name, _ in self.found if name == original)
-                made = _Class(original if not count else f"{original}{count + 1}", body)
+                made = Class(original if not count else f"{original}{count + 1}", body)
                 self.found[original, body] = made
             made.interfaces.setdefault("\n".join(comment))
             self.class_of[block.path] = made
@@ -187,9 +166,9 @@ class _Writer:
         lines += self._body(block, scope)
         lines.append(self._return(block, scope))
         head = f"def forward({', '.join(['self', *arguments])}):"
-        if len(head) + 4 > _WIDTH:
+        if len(head) + 4 > WIDTH:
             head = "def forward(\n    " + ", ".join(["self", *arguments]) + "\n):"
-        lines = _returned(_merged(lines))
+        lines = returned(merged(lines))
         return "\n".join([head, *(textwrap.indent(line, "    ") for line in lines)])
 
     def _interface_comment(self, block: Block) -> list[str]:
@@ -197,7 +176,7 @@ class _Writer:
             return []
         takes = ", ".join(self.printer.describe(v) for v in block.takes)
         gives = ", ".join(self.printer.describe(v) for v in block.gives)
-        return textwrap.wrap(f"{takes} -> {gives}", _WIDTH - 8, initial_indent="# ", subsequent_indent="# ")
+        return textwrap.wrap(f"{takes} -> {gives}", WIDTH - 8, initial_indent="# ", subsequent_indent="# ")
 
     def _arguments(self, block: Block, scope: _Scope) -> list[str]:
         if block is self.root:
@@ -220,7 +199,7 @@ class _Writer:
     def _base_name(self, value: Value) -> str:
         if value in self.parameters:
             return "_".join(self.parameters[value].name.split(".")[-2:])
-        base = re.sub(r"(_\d+)+$", "", value.name).removesuffix("_product") or value.name
+        base = re.sub(r"(_\d+)+$", "", value.name.removesuffix("_product")) or value.name
         return _PLAIN.get(base, base)
 
     def _body(self, block: Block, scope: _Scope) -> list[str]:
@@ -238,22 +217,26 @@ class _Writer:
     def _last_uses(self, block: Block) -> dict[Version, int]:
         last = {v: i for i, entry in enumerate(block.entries) for v in uses_of(self.plan, entry)}
         ends = len(block.entries)
-        final = block.gives if block is not self.root else [self.plan.uses[o, 0] for o in self.plan.graph.outputs if o.value]
-        return {**last, **{v: ends for v in final}}
+        final = (
+            block.gives
+            if block is not self.root
+            else [self.plan.uses[o, 0] for o in self.plan.graph.outputs if o.value]
+        )
+        return {**last, **dict.fromkeys(final, ends)}
 
     def _name(self, version: Version, block: Block, scope: _Scope) -> str:
         if version in scope.names:
             return scope.names[version]
         parameter = self.parameters[version.value]
         relative = owned(parameter.names, block.path)
-        assert relative is not None  # noqa: S101 - otherwise it would be an argument
+        assert relative is not None
         return f"self.{self._member(block.path, relative)}"
 
     def _member(self, base: str, relative: str) -> str:
         """``layers.0.norm`` as an expression below the module at ``base``: ``layers[0].norm``."""
         text, path = "", base
         for part in relative.split("."):
-            if part.isdigit() and self._is_list(path):
+            if part.isdigit() and is_list(self.plan, path):
                 text += f"[{part}]"
             elif part.isidentifier() and not keyword.iskeyword(part):
                 text += f".{part}" if text else part
@@ -262,15 +245,8 @@ class _Writer:
             path = f"{path}.{part}" if path else part
         return text
 
-    def _is_list(self, path: str) -> bool:
-        info = self.plan.graph.modules.get(path)
-        return info is not None and issubclass(info.type, torch.nn.ModuleList) and not self._called(path)
-
-    def _called(self, path: str) -> bool:
-        return any(block.path == path for block in self.root.walk())
-
     def _site(self, node: Node, block: Block) -> int | str:
-        """Which of its module's random ops this is, as ``runtime.rng`` counts them; from a caller, with the path there."""
+        """Which of its module's random ops this is, as ``runtime.rng`` counts them; seen from a caller, with the path."""
         site = self.sites.get(node, 0)
         if node.module == block.path:
             return site
@@ -290,7 +266,7 @@ class _Writer:
             targets.append(scope.names[version])
         return f"{', '.join(targets)} = {text}"
 
-    def _step_line(self, step: Step, block: Block, scope: _Scope, ends: bool) -> str:  # noqa: FBT001
+    def _step_line(self, step: Step, block: Block, scope: _Scope, ends: bool) -> str:
         source = self._name(step.source, block, scope)
         axis = self.axis
         hook = step.value in self.parameters and step.source.type == I and step.target.type == R
@@ -306,7 +282,7 @@ class _Writer:
             base = source.rsplit(".", 1)[-1] if "." in source else re.sub(r"_\d+$", "", source)
             target = scope.fresh(base if "." in source else f"{base}_{_SUFFIX[step.target.type.kind]}")
         scope.names[step.target] = target
-        return _commented(f"{target} = {call}", comment)
+        return commented(f"{target} = {call}", comment)
 
     def _call_line(self, entry: Block, block: Block, scope: _Scope, last: Mapping[Version, int], position: int) -> str:
         arguments = [self._name(v, block, scope) for v in entry.takes] + [self.symbols[s] for s in self._passed(entry)]
@@ -347,7 +323,7 @@ class _Writer:
         for item in graph.inputs:
             if item.name in names:
                 scope.names[self._input(item.value)] = item.name
-        return [f"{n}={constants[n]!r}" if n in constants and _literal(constants[n]) else n for n in names]
+        return [f"{n}={constants[n]!r}" if n in constants and is_literal(constants[n]) else n for n in names]
 
     def _unpack(self, scope: _Scope) -> list[str]:
         """Tensors that come inside containers get variables of their own; fixed arguments are held to their values."""
@@ -361,9 +337,11 @@ class _Writer:
             scope.names[self._input(item.value)] = name
             lines.append(f"{name} = {first}{path}")
         for name, value in self.plan.graph.constant_inputs.items():
-            if "." not in name and _literal(value) and value is not None:
+            if "." not in name and is_literal(value) and value is not None:
                 lines.append(f"if {name} != {value!r}:")
-                lines.append(f"    raise ValueError(f\"{name} was {value!r} when the model was captured, not {{{name}!r}}\")")
+                lines.append(
+                    f'    raise ValueError(f"{name} was {value!r} when the model was captured, not {{{name}!r}}")'
+                )
         return lines
 
     def _root_result(self, scope: _Scope) -> str:
@@ -373,140 +351,7 @@ class _Writer:
                 texts.append(repr(output.constant))
             else:
                 texts.append(self._name(self.plan.uses[output, 0], self.root, scope))
-        return _structure(self.plan.graph.out_spec, iter(texts))
-
-    # -- program --------------------------------------------------------------------------------
-
-    def program(self, title: str) -> Source:
-        """The file: imports, classes from the leaves up, ``build``."""
-        root = self.class_of[""]
-        parts = [self._header(title)]
-        for made in self.found.values():
-            base = "rt.Program" if made is root else "rt.Module"
-            doc = f'"""{_paths(made.paths)}"""' if made is not root else f'"""The whole model, on one rank of {self.plan.axis.name}."""'
-            attributes = textwrap.indent(self._interface(), "    ") if made is root else ""
-            types = next(iter(made.interfaces)) + "\n" if len(made.interfaces) == 1 and any(made.interfaces) else ""
-            body = textwrap.indent(types + made.body, "    ")
-            parts.append(f"class {made.name}({base}):\n    {doc}\n\n{attributes}{body}")
-        parts.append(self._build())
-        return Source("\n\n\n".join(parts) + "\n", root.name, self.root)
-
-    def _header(self, title: str) -> str:
-        graph = self.plan.graph
-        model = graph.modules[""].type.__name__
-        about = f"{model} on a mesh axis {self.plan.axis.name} of {self.plan.axis.n}, by placement{f' from {title}' if title else ''}."
-        return (
-            f'"""{about}\n\n'
-            "Types: I the same on every rank, R the same and used differently, P a term of a sum, S(dim) a block.\n"
-            '"""\n\n'
-            "import torch\nfrom torch.nn import functional as F\n\nfrom placement import runtime as rt"
-        )
-
-    def _interface(self) -> str:
-        plan, axis = self.plan, self.plan.axis
-        inputs = []
-        for item in plan.graph.inputs:
-            dims = tuple(self.symbols[s] if s in self.symbols else s if isinstance(s, int) else None for s in item.value.shape)
-            cut = self.printer.cut(item.value, plan.produced[item.value])
-            kind = _kind(item.value.dtype)
-            inputs.append(f"    {item.name!r}: ({dims!r}, {_cut_text(cut)}, {kind!r}),")
-        outputs = []
-        for output in plan.graph.outputs:
-            if output.value is not None:
-                kind = plan.uses[output, 0].type
-                how = '"P"' if kind.kind is Kind.P else _cut_text(self.printer.cut(output.value, kind))
-                outputs.append(f"    {output.name!r}: {how},")
-        divides = {name: axis.n for symbol, name in self.symbols.items() if symbol in self._cut_symbols()}
-        hooks = [h.parameter.name for h in plan.hooks]
-        lines = [f"axes = {{{axis.name!r}: {axis.n}}}", "inputs = {", *inputs, "}", "outputs = {", *outputs, "}"]
-        if divides:
-            lines.append(f"divides = {divides!r}  # sizes that the axis cuts into equal blocks")
-        if hooks:
-            lines += ["hooks = {  # their gradients are summed over the axis, together", f"    {axis.name!r}: ("]
-            lines += [f"        {name!r}," for name in hooks]
-            lines += ["    )", "}"]
-        if not any(plan.produced[i.value].over for i in plan.graph.inputs) or not divides:
-            lines.append("same_blocks = False  # no collective needs the ranks' inputs to be of one size")
-        return "\n".join(lines) + "\n\n"
-
-    def _cut_symbols(self) -> set[sympy.Symbol]:
-        kinds = [*self.plan.produced.items(), *((s.target.value, s.target.type) for s in self.plan.steps)]
-        sharded_input = {f for i in self.plan.graph.inputs for f in self.plan.produced[i.value].over}
-        moved = {f for s in self.plan.steps for t in (s.source.type, s.target.type) for f in t.over}
-        found: set[sympy.Symbol] = set()
-        for _, kind in kinds:
-            for factor in kind.over:
-                size = getattr(factor, "size", 1)
-                if isinstance(size, sympy.Basic) and (factor not in sharded_input or factor in moved):
-                    found |= size.free_symbols  # type: ignore[arg-type]
-        return found
-
-    def _build(self) -> str:
-        tree = self._constructor("", 1)
-        return (
-            "def build(mesh, reduce_dtype=None):\n"
-            '    """The program on a mesh, without data: load_full_state_dict brings it."""\n'
-            f"    return {tree}.on(mesh, reduce_dtype)"
-        )
-
-    def _constructor(self, path: str, depth: int) -> str:
-        """The expression that makes the module at ``path`` with all below it."""
-        members = [*self._own_tensors(path), *self._children(path, depth)]
-        made = self.class_of.get(path)
-        name = made.name if made else "rt.Module"
-        inside = ", ".join(members)
-        if not any(len(line) > _WIDTH - 4 * depth for line in f"{name}({inside})".split("\n")) and "\n" not in inside:
-            return f"{name}({inside})"
-        pad = "    " * (depth + 1)
-        return f"{name}(\n" + "".join(f"{pad}{member},\n" for member in members) + "    " * depth + ")"
-
-    def _own_tensors(self, path: str) -> list[str]:
-        found = []
-        for parameter in self.plan.graph.parameters:
-            for position, name in enumerate(parameter.names):
-                owner, _, leaf = name.rpartition(".")
-                if owner != path:
-                    continue
-                text = f"rt.tied({parameter.name!r})" if position else self._declaration(parameter)
-                found.append(_keyword(leaf, text))
-        return found
-
-    def _declaration(self, parameter: Any) -> str:
-        value: Value = parameter.value
-        options = [] if value.dtype == torch.float32 else [f"dtype={value.dtype}"]
-        cut = self.printer.cut(value, self.plan.produced[value])
-        options += [f"cut={_cut_text(cut)}"] if cut else []
-        if parameter.is_buffer:
-            options += [] if parameter.persistent else ["persistent=False"]
-        elif not value.requires_grad:
-            options.append("trainable=False")
-        shape = [size_text(s) for s in value.shape]
-        return f"rt.{'buffer' if parameter.is_buffer else 'param'}({', '.join([*shape, *options])})"
-
-    def _children(self, path: str, depth: int) -> list[str]:
-        children: dict[str, str] = {}
-        for full in self.plan.graph.modules:
-            owner, _, name = full.rpartition(".")
-            if owner == path and full:
-                children[name] = full
-        found = []
-        for name, full in children.items():
-            if self._is_list(full) and name.isidentifier():
-                found.append(f"{name}={self._list(full, depth + 1)}")
-            else:
-                found.append(_keyword(name, self._constructor(full, depth + 1)))
-        return found
-
-    def _list(self, path: str, depth: int) -> str:
-        items = [full for full in self.plan.graph.modules if full.rpartition(".")[0] == path and full != path]
-        texts = [self._constructor(item, depth + 1) for item in items]
-        if len(texts) > 1 and len(set(texts)) == 1:
-            pad = "    " * (depth + 1)
-            return f"[\n{pad}{texts[0]}\n{pad}for _ in range({len(texts)})\n{'    ' * depth}]"
-        if not texts:
-            return "[]"
-        pad = "    " * (depth + 1)
-        return "[\n" + "".join(f"{pad}{text},\n" for text in texts) + "    " * depth + "]"
+        return structure(self.plan.graph.out_spec, iter(texts))
 
 
 _SUFFIX = {Kind.I: "whole", Kind.R: "shared", Kind.P: "partial", Kind.S: "block"}
@@ -514,9 +359,10 @@ _SUFFIX = {Kind.I: "whole", Kind.R: "shared", Kind.P: "partial", Kind.S: "block"
 
 # Variables named after ops whose names Python has for something else, or that are long.
 _PLAIN = {
-    "pow": "power", "slice": "part", "sum": "total", "max": "largest", "min": "smallest", "abs": "size", "and": "both", "or": "either", "any": "some",
-    "scaled_dot_product_attention": "attended", "cross_entropy_loss": "loss", "masked_fill": "filled", "all": "every", "eq": "equal",
-    "le": "before", "ne": "differs", "addmm": "projected", "linear": "projected", "mm": "projected",
+    "pow": "power", "slice": "part", "sum": "total", "max": "largest", "min": "smallest", "abs": "size",
+    "and": "both", "or": "either", "any": "some", "all": "every", "eq": "equal", "le": "before", "ne": "differs",
+    "scaled_dot_product_attention": "attended", "cross_entropy_loss": "loss", "masked_fill": "filled",
+    "addmm": "projected", "linear": "projected", "mm": "projected",
 }  # fmt: skip
 
 
@@ -537,104 +383,3 @@ def _forward_names(kind: type) -> list[str]:
     except (TypeError, ValueError, AttributeError):
         return []
     return [name for name in parameters if name != "self"]
-
-
-def _literal(value: Any) -> bool:
-    return value is None or isinstance(value, bool | int | float | str)
-
-
-def _kind(dtype: torch.dtype) -> str:
-    if dtype.is_floating_point:
-        return "float"
-    return "bool" if dtype is torch.bool else "complex" if dtype.is_complex else "int"
-
-
-def _keyword(name: str, text: str) -> str:
-    return f"{name}={text}" if name.isidentifier() and not keyword.iskeyword(name) else f"**{{{name!r}: {text}}}"
-
-
-def _cut_text(cut: Any) -> str:
-    return f"rt.Cut({cut.text()})" if cut else "None"
-
-
-def _commented(line: str, comment: str) -> str:
-    return f"{line:<{_COMMENT}}  # {comment}"
-
-
-def _paths(paths: Sequence[str]) -> str:
-    """``model.layers.*.mlp`` for paths that differ in their numbers only."""
-    folded = dict.fromkeys(re.sub(r"\.\d+(?=\.|$)", ".*", path) for path in paths)
-    return textwrap.shorten(", ".join(folded), _WIDTH - 12, placeholder=" …") + "."
-
-
-_CALL = re.compile(r"^(?P<target>\S.*?) = self\.(?P<list>[\w.]+)\[(?P<index>\d+)\]\((?P<rest>.*)\)$")
-
-
-def _merged(lines: Sequence[str]) -> list[str]:
-    """Consecutive calls of a list's modules that read the same but for the index, as a loop."""
-    result: list[str] = []
-    position = 0
-    while position < len(lines):
-        match = _CALL.match(lines[position])
-        end = position + 1
-        if match:
-            while end < len(lines) and _continues(match, lines[end], end - position):
-                end += 1
-        if match is None or end - position < 2:  # noqa: PLR2004
-            result.append(lines[position])
-            position += 1
-            continue
-        first, count = int(match["index"]), end - position
-        item = match["list"].rsplit(".", 1)[-1]
-        item = item.removesuffix("s") if item.endswith("s") and len(item) > 1 else f"{item}_module"
-        part = "" if first == 0 and end - position == count and not _longer(match, lines, end) else f"[{first}:{first + count}]"
-        result.append(f"for {item} in self.{match['list']}{part}:\n    {match['target']} = {item}({match['rest']})")
-        position = end
-    return result
-
-
-def _continues(first: re.Match[str], line: str, offset: int) -> bool:
-    match = _CALL.match(line)
-    return (
-        match is not None
-        and (match["target"], match["list"], match["rest"]) == (first["target"], first["list"], first["rest"])
-        and int(match["index"]) == int(first["index"]) + offset
-        and _carries(first)
-    )
-
-
-def _carries(match: re.Match[str]) -> bool:
-    """Whether each call takes what the one before gave, so that a loop does the same."""
-    return match["target"] in [argument.strip() for argument in match["rest"].split(",")]
-
-
-def _returned(lines: Sequence[str]) -> list[str]:
-    """A result that is only returned is returned where it is made."""
-    if len(lines) > 1:
-        match = re.fullmatch(r"return (\w+)", lines[-1])
-        if match and lines[-2].startswith(f"{match[1]} = ") and "#" not in lines[-2] and "\n" not in lines[-2]:
-            return [*lines[:-2], f"return {lines[-2].removeprefix(f'{match[1]} = ')}"]
-    return list(lines)
-
-
-def _longer(first: re.Match[str], lines: Sequence[str], end: int) -> bool:
-    return any((m := _CALL.match(line)) and m["list"] == first["list"] for line in lines[end:])
-
-
-def _structure(spec: pytree.TreeSpec, leaves: Any) -> str:
-    """The text of a result of the structure that the original returns."""
-    if spec.is_leaf():
-        return next(leaves)
-    children = [_structure(child, leaves) for child in spec.children()]
-    if spec.type is tuple:
-        return f"({', '.join(children)}{',' if len(children) == 1 else ''})"
-    if spec.type is list:
-        return f"[{', '.join(children)}]"
-    if isinstance(spec.context, list | tuple) and len(spec.context) == len(children) and all(isinstance(k, str) for k in spec.context):
-        if spec.type is dict:
-            return "{" + ", ".join(f"{k!r}: {c}" for k, c in zip(spec.context, children, strict=True)) + "}"
-        return f"rt.Output({', '.join(_keyword(k, c) for k, c in zip(spec.context, children, strict=True))})"
-    return f"({', '.join(children)}{',' if len(children) == 1 else ''})"
-
-
-__all__ = ["ROOT", "Output", "Source", "makes", "write"]

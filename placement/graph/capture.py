@@ -72,7 +72,9 @@ def _by_name(model: torch.nn.Module, args: tuple[Any, ...]) -> tuple[tuple[Any, 
     try:
         bound = signature.bind(*args)
     except TypeError as error:
-        raise PlacementError([Diagnostic("PLC404", f"the example does not fit the model's forward: {error}")]) from error
+        raise PlacementError(
+            [Diagnostic("PLC404", f"the example does not fit the model's forward: {error}")]
+        ) from error
     kinds = {signature.parameters[name].kind for name in bound.arguments}
     if kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD}:
         return (), dict(bound.arguments)
@@ -148,7 +150,9 @@ def _check_dims(example: Example, names: Mapping[str, Sequence[str]]) -> None:
         for dim, size in zip(names.get(name, ()), tensor.shape, strict=False):
             if sizes.setdefault(dim, (size, name))[0] != size:
                 other = sizes[dim]
-                problems.append(Diagnostic("PLC108", f"dim '{dim}' is {other[0]} in '{other[1]}' and {size} in '{name}'"))
+                problems.append(
+                    Diagnostic("PLC108", f"dim '{dim}' is {other[0]} in '{other[1]}' and {size} in '{name}'")
+                )
     if problems:
         raise PlacementError(problems)
 
@@ -194,7 +198,7 @@ def _export(
     root: _Root, tensors: Sequence[torch.Tensor], example: Example, names: Mapping[str, Sequence[str]]
 ) -> torch.export.ExportedProgram:
     auto = torch.export.Dim.AUTO
-    dynamic = tuple({i: auto for i in range(len(names.get(n, ())))} for n in example.names)
+    dynamic = tuple(dict.fromkeys(range(len(names.get(n, ()))), auto) for n in example.names)
     modules = tuple(path for path, _ in root.named_modules() if path)
     failure: Exception | None = None
     for preserved in (modules, ()):  # what modules returned is worth a second try, not a failure
@@ -202,7 +206,11 @@ def _export(
             with warnings.catch_warnings(), torch.enable_grad():
                 warnings.simplefilter("ignore")
                 return torch.export.export(
-                    root, tuple(tensors), dynamic_shapes=(dynamic,), strict=False, preserve_module_call_signature=preserved
+                    root,
+                    tuple(tensors),
+                    dynamic_shapes=(dynamic,),
+                    strict=False,
+                    preserve_module_call_signature=preserved,
                 )
         except TypeError as error:
             failure = error
@@ -310,7 +318,9 @@ class _Reader:
                     continue  # as above: the export keeps its name for the number
                 if not isinstance(expression, sympy.Symbol):
                     text = f"dim '{dim}' of input '{name}' must be of the form {expression} for this model"
-                    raise PlacementError([Diagnostic("PLC403", text, hint=f"leave out the name '{dim}' to fix the size")])
+                    raise PlacementError(
+                        [Diagnostic("PLC403", text, hint=f"leave out the name '{dim}' to fix the size")]
+                    )
                 if expression in self.renamed:
                     continue
                 symbol = sympy.Symbol(dim, integer=True, positive=True)
@@ -394,7 +404,9 @@ class _Reader:
             if tensor_id not in found:
                 tensor = tensors[names[0]]
                 is_buffer = not isinstance(tensor, torch.nn.Parameter)
-                value = Value(_identifier(names[0]), tuple(tensor.shape), tensor.dtype, tensor.requires_grad and not is_buffer)
+                value = Value(
+                    _identifier(names[0]), tuple(tensor.shape), tensor.dtype, tensor.requires_grad and not is_buffer
+                )
                 found[tensor_id] = Parameter(value, tuple(names), is_buffer, names[0] not in transient)
         order = {name: index for index, name in enumerate(tensors)}
         return tuple(sorted(found.values(), key=lambda p: order.get(p.name, len(order))))
@@ -454,7 +466,7 @@ class _Reader:
         name = str(node.target)
         bodies = [a for a in node.args if isinstance(a, torch.fx.Node) and a.op == "get_attr"]
         enabled = [a for a in node.args if isinstance(a, bool)]
-        if "set_grad_enabled" not in name and not ("autocast" in name and False in enabled) or len(bodies) != 1:
+        if ("set_grad_enabled" not in name and not ("autocast" in name and False in enabled)) or len(bodies) != 1:
             text = f"'{name}' is not supported"
             raise PlacementError([Diagnostic("PLC407", text, model_line=_source_line(node) or None)])
         body = getattr(module, str(bodies[0].target))

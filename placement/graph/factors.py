@@ -50,7 +50,7 @@ class Dims:
     values: Mapping[Value, tuple[Factors, ...]]
     letters: Mapping[Node, Mapping[str, Factors]]
     names: Mapping[str, Factors]
-    opaque: frozenset[Node]  # nodes whose regrouping cuts across factors: no factor passes through
+    opaque: frozenset[Node]  # nodes that no factor passes through: their regrouping cuts across factors
     signatures: Mapping[Node, _Structure]
     _places: dict[Value, _Places] = field(default_factory=dict, init=False, repr=False)
 
@@ -275,18 +275,19 @@ class _Inference:
 
     def visit_signature(self, node: Node, signature: Signature) -> None:
         letters: dict[str, list[_Part]] = {}
+        unlike: set[str] = set()
         for operand, dims in zip(node.operands, signature.operands, strict=True):
             for dim, parts in zip(dims, self.values[operand], strict=True):
-                for letter, own in self.apart(dim, parts, signature).items():
+                for letter, own in self.apart(node, dim, parts, signature).items():
                     if letter not in letters:
                         letters[letter] = own
                         continue
                     try:
                         self.unify(letters[letter], own)
                     except MismatchError:
-                        self.opaque.add(node)
+                        unlike.add(letter)
         for result, dims in zip(node.results, signature.results, strict=True):
-            made = []
+            made: list[list[_Part]] = []
             for dim, size in zip(dims, result.shape, strict=True):
                 for letter in dim:
                     if letter not in letters:
@@ -297,13 +298,18 @@ class _Inference:
         for letter in signature.pieces:
             for part in self.resolve(letters[letter]):
                 part.piece = True
-        self.letters[node] = letters
+        # Dims that cannot be the same product run together only as a whole: nothing cuts their letter.
+        self.letters[node] = {letter: parts for letter, parts in letters.items() if letter not in unlike}
 
-    def apart(self, dim: Dim, parts: list[_Part], signature: Signature) -> dict[str, list[_Part]]:
+    def apart(self, node: Node, dim: Dim, parts: list[_Part], signature: Signature) -> dict[str, list[_Part]]:
         if len(dim) <= 1:
             return {letter: parts for letter in dim}
         sizes = [_monomial(signature.sizes[letter], self.cache) for letter in dim]
-        return dict(zip(dim, self.regroup([parts], sizes, None), strict=True))
+        try:
+            return dict(zip(dim, self.regroup([parts], sizes, None), strict=True))
+        except MismatchError:
+            self.opaque.add(node)
+            return {letter: self.fresh(size) for letter, size in zip(dim, sizes, strict=True)}
 
 
 @dataclass(frozen=True, slots=True)

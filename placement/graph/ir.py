@@ -169,7 +169,10 @@ class Graph:
 
     def __str__(self) -> str:
         lines = [f"input  {i.value.describe()}" for i in self.inputs]
-        lines += [f"{'buffer' if p.is_buffer else 'param '} {p.value.describe()}  # {', '.join(p.names)}" for p in self.parameters]
+        lines += [
+            f"{'buffer' if p.is_buffer else 'param '} {p.value.describe()}  # {', '.join(p.names)}"
+            for p in self.parameters
+        ]
         lines += [f"{node!r}  # {node.module or '(root)'}" for node in self.nodes]
         lines += [f"output {o.name} = {o.value!r}" for o in self.outputs]
         return "\n".join(lines)

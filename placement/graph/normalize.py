@@ -51,9 +51,7 @@ def normalize(graph: Graph) -> Graph:
         )
         for path, info in graph.modules.items()
     }
-    outputs = tuple(
-        o if o.value is None else dataclasses.replace(o, value=builder.now(o.value)) for o in graph.outputs
-    )
+    outputs = tuple(o if o.value is None else dataclasses.replace(o, value=builder.now(o.value)) for o in graph.outputs)
     nodes = _live(builder.nodes, {o.value for o in outputs if o.value is not None})
     result = dataclasses.replace(graph, nodes=nodes, outputs=outputs, modules=modules)
     result.verify()
@@ -96,7 +94,11 @@ def _functional(nodes: Iterable[Node]) -> Iterator[Node]:
         target = node.operands[0]
         functional = _functional_twin(node)
         if functional is None or target in shared:
-            text = f"in-place '{op_name(node.op)}' writes through a view" if functional else f"no functional form of '{op_name(node.op)}'"
+            text = (
+                f"in-place '{op_name(node.op)}' writes through a view"
+                if functional
+                else f"no functional form of '{op_name(node.op)}'"
+            )
             raise PlacementError([Diagnostic("PLC407", text, model_line=node.source or None)])
         result = node.results[0]
         yield dataclasses.replace(node, op=functional)
@@ -175,7 +177,7 @@ def _regroup(builder: _Builder, node: Node) -> Value:
     source, (result,) = node.args[0], node.results
     if source.shape == result.shape:
         return source
-    asked = node.args[1] if len(node.args) == 2 and isinstance(node.args[1], tuple) else ()  # noqa: PLR2004
+    asked = node.args[1] if len(node.args) == 2 and isinstance(node.args[1], tuple) else ()
     shape = result.shape
     if len(asked) == len(shape):  # an inferred size stays inferred: it may be a count that happens to be one
         shape = tuple(-1 if a == -1 else s for a, s in zip(asked, shape, strict=True))

@@ -12,6 +12,7 @@ from placement.types import Kind
 
 Segments = tuple[tuple[str, ...], ...]  # a product of alternatives, segment by segment
 AS_PLACED = "as placed"  # where a `value` line has a value converted at once
+OUTPUT = "output"  # the block's own
 INPUT = "input"  # what alike layers are given under different names
 
 
@@ -139,7 +140,7 @@ def _item(event: Converted | Inside, block: str) -> Item:
     forward, backward = ("" if action == "none" else action for action in (event.forward, event.backward))
     row = Row(_arrow(event), event.axis, forward, backward, event.nbytes)
     target, goal = _target(event, block)
-    return Item(relative(event.value, block), target, goal, (row,), event.launches, event.cause, (event,))
+    return Item(relative(event.value, block) or OUTPUT, target, goal, (row,), event.launches, event.cause, (event,))
 
 
 def _arrow(event: Converted) -> str:

@@ -87,7 +87,9 @@ def bind(
         dims = infer(graph, signature_of, named)
     except NameClashError as error:
         span = error.where if isinstance(error.where, Span) else None
-        found.error("PLC108", f"dim '{error.name}' of '{error.value.name}' has another size than '{error.name}' elsewhere", span)
+        found.error(
+            "PLC108", f"dim '{error.name}' of '{error.value.name}' has another size than '{error.name}' elsewhere", span
+        )
         found.raise_if_any(spec.sources)
         raise
     hints = {symbol: (sizes or {}).get(symbol.name, hint) for symbol, hint in graph.hints().items()}
@@ -120,7 +122,9 @@ def _mesh(spec: Spec, axes: Mapping[str, int], device_type: str, found: Diagnost
     for given in axes:
         if given not in {str(a.name) for a in spec.axes}:
             hint = did_you_mean(given, [name])
-            found.error("PLC101", f"the mesh has an axis '{given}' that the spec does not declare", declared.span, hint=hint)
+            found.error(
+                "PLC101", f"the mesh has an axis '{given}' that the spec does not declare", declared.span, hint=hint
+            )
     size = axes.get(name, declared.size)
     if size is None:
         found.error("PLC102", f"the size of axis '{name}' is not known", declared.span, hint=f"write: mesh {name} = 2")
@@ -142,7 +146,7 @@ def _mesh(spec: Spec, axes: Mapping[str, int], device_type: str, found: Diagnost
         else:
             link = known_link(str(declared.link), device)
     found.raise_if_any(spec.sources)
-    assert size is not None  # noqa: S101 - reported above
+    assert size is not None
     return Axis(name, size), Machine(device, link, size)
 
 
@@ -155,7 +159,11 @@ def _check_inputs(graph: Graph, spec: Spec, found: Diagnostics) -> None:
                 found.error("PLC105", f"the model has no input '{name}'", name.span, hint=hint)
             elif line.dims is not None and len(line.dims) != len(known[name].value.shape):
                 rank = len(known[name].value.shape)
-                found.error("PLC107", f"input '{name}' has {rank} dims, not {len(line.dims)}", line.dims[0].span if line.dims else name.span)
+                found.error(
+                    "PLC107",
+                    f"input '{name}' has {rank} dims, not {len(line.dims)}",
+                    line.dims[0].span if line.dims else name.span,
+                )
 
 
 def _named_dims(graph: Graph, spec: Spec, found: Diagnostics) -> list[NamedDims]:
@@ -196,7 +204,7 @@ def _dynamic(graph: Graph, spec: Spec, hints: Mapping[sympy.Symbol, int]) -> fro
 
 
 class _Binder:
-    def __init__(self, graph: Graph, spec: Spec, dims: Dims, context: Context, axis: Axis, found: Diagnostics) -> None:  # noqa: PLR0913
+    def __init__(self, graph: Graph, spec: Spec, dims: Dims, context: Context, axis: Axis, found: Diagnostics) -> None:
         self.graph, self.spec, self.dims, self.context, self.axis, self.found = graph, spec, dims, context, axis, found
         self.notes: list[str] = []
 
@@ -209,9 +217,11 @@ class _Binder:
             name = self.spec.axis_of(item)
             if name != self.axis.name:
                 hint = did_you_mean(str(name), [self.axis.name])
-                self.found.error("PLC101", f"unknown axis '{name}'", item.axis.span if item.axis else item.span, hint=hint)
+                self.found.error(
+                    "PLC101", f"unknown axis '{name}'", item.axis.span if item.axis else item.span, hint=hint
+                )
             elif result is not None:
-                self.found.error("PLC202", f"two placements on axis '{name}' in one statement", item.span)
+                self.found.error("PLC207", f"two placements on axis '{name}' in one statement", item.span)
             else:
                 result = item
         if result is not None and isinstance(result.placement, Shard) and result.placement.order != "contiguous":
@@ -247,13 +257,19 @@ class _Binder:
         for parameter in self.graph.parameters:
             line = lines.get(parameter)
             placed = self.placed(line.placed) if line else None
-            pins[parameter.value] = self.parameter(parameter, placed) if placed else Pin(_unsharded(parameter.value)[:1])
+            pins[parameter.value] = (
+                self.parameter(parameter, placed) if placed else Pin(_unsharded(parameter.value)[:1])
+            )
         return pins
 
     def parameter(self, parameter: Parameter, placed: Placed) -> Pin:
         value = parameter.value
         if isinstance(placed.placement, Auto | Partial):
-            text = "a parameter left to the solver is not supported yet" if isinstance(placed.placement, Auto) else "a parameter is not a sum over ranks"
+            text = (
+                "a parameter left to the solver is not supported yet"
+                if isinstance(placed.placement, Auto)
+                else "a parameter is not a sum over ranks"
+            )
             self.found.error("PLC206" if isinstance(placed.placement, Auto) else "PLC205", text, placed.span)
             return Pin(_unsharded(value)[:1], placed.span)
         kinds = self.types(value, placed, f"parameter '{parameter.name}'", parameter)
@@ -276,7 +292,9 @@ class _Binder:
                 for value in firsts:
                     if value in lines and lines[value][0] is not line:
                         text = f"the output of '{info.path}' is placed by two statements"
-                        self.found.error("PLC202", text, line.pattern.span, notes=(f"the other is {lines[value][0].span}",))
+                        self.found.error(
+                            "PLC202", text, line.pattern.span, notes=(f"the other is {lines[value][0].span}",)
+                        )
                     lines[value] = (line, info.path)
                     if placed and not isinstance(placed.placement, Auto):
                         kinds = self.types(value, placed, f"the output of '{info.path}'")
@@ -327,7 +345,7 @@ class _Binder:
             return _unsharded(value)
         if isinstance(placement, Partial):
             return (P,)
-        assert isinstance(placement, Shard)  # noqa: S101 - Auto is handled by the callers
+        assert isinstance(placement, Shard)
         factors = self.factors(value, placement.dim, placed, what, parameter)
         if factors is None:
             return ()
@@ -353,17 +371,20 @@ class _Binder:
                 if wanted and all(f in factors for f in wanted):
                     return wanted
             text = f"{what} has no dim '{dim}': its dims are {self.dims.describe(value)}"
-            self.found.error("PLC204", text, span, hint=self._where_named(dim, wanted))
+            self.found.error("PLC204", text, span, hint=self._where_named(value, dim, wanted))
             return None
         names = [*own, *self.dims.names]
-        self.found.error("PLC103", f"unknown dim '{dim}'", span, hint=did_you_mean(dim, names) or f"known here: {', '.join(names)}")
+        self.found.error(
+            "PLC103", f"unknown dim '{dim}'", span, hint=did_you_mean(dim, names) or f"known here: {', '.join(names)}"
+        )
         return None
 
-    def _where_named(self, dim: str, wanted: Factors) -> str | None:
-        """A weight with a dim of the same size that the name has not reached: naming it there joins the two."""
+    def _where_named(self, value: Value, dim: str, wanted: Factors) -> str | None:
+        """A weight whose dim is one of the value's and of the right size: naming it there joins the two."""
+        own = self.dims.of(value)
         for parameter in self.graph.parameters:
             for index, factors in enumerate(self.dims.of(parameter.value)):
-                if _extent(factors) == _extent(wanted) and factors != wanted:
+                if factors in own and _extent(factors) == _extent(wanted):
                     names = ", ".join(dim if i == index else f"d{i}" for i in range(len(parameter.value.shape)))
                     return f"if it is the same dim, name it there too: param {parameter.name} : [{names}]"
         return None
@@ -392,7 +413,11 @@ class _Binder:
         if run is None:
             return self._indivisible(value, rest, placed, what, parameter)
         if self.dims.locate(value, run) is None:
-            self.found.error("PLC204", f"{what} cannot be cut there: its dims are {self.dims.describe(value)}", placed.dim_span or placed.span)
+            self.found.error(
+                "PLC204",
+                f"{what} cannot be cut there: its dims are {self.dims.describe(value)}",
+                placed.dim_span or placed.span,
+            )
             return ()
         return (S(*run),)
 
@@ -408,7 +433,8 @@ class _Binder:
     ) -> tuple[Type, ...]:
         first = factors[0].size if factors else 1
         if parameter is not None and len(factors) > 1 and isinstance(first, int):
-            note = f"{what} stays replicated: {first} times {_product(factors[1:])} does not divide into {self.axis.n} blocks of whole parts"
+            parts = f"{first} times {_product(factors[1:])}"
+            note = f"{what} stays replicated: {parts} does not divide into {self.axis.n} blocks of whole parts"
             self.notes.append(f"{placed.span}: {note}")
             return _unsharded(value)
         size = first if isinstance(first, int) else f"{first} = {first.subs(self.context.hints)}"

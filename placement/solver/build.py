@@ -7,6 +7,7 @@ a type (a row-parallel product is always partial) the value is converted at once
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from placement.solver.eliminate import Infeasible, solve
 from placement.solver.plan import Hook, Plan, Step, Version
 from placement.solver.problem import Net, Problem, Variable
 from placement.solver.steiner import conversion_table, conversion_tree
-from placement.types import Action, I, Kind, P, R, Type, conversion
+from placement.types import Action, I, P, R, Type, conversion
 
 Cost = tuple[int, int, int]
 
@@ -52,13 +53,7 @@ def plan(bound: Bound, sources: Mapping[str, str] | None = None) -> Plan:
     result = builder.plan(solution.choice, solution.cost, solution.bound)
     result.verify()
     stages = {"strategies": built - started, "solve": solved - built, "plan": time.perf_counter() - solved}
-    return _with_stages(result, stages)
-
-
-def _with_stages(result: Plan, stages: Mapping[str, float]) -> Plan:
-    import dataclasses  # noqa: PLC0415 - replace alone is used
-
-    return dataclasses.replace(result, stages={**result.stages, **stages})
+    return dataclasses.replace(result, stages=stages)
 
 
 class _Builder:
@@ -90,14 +85,17 @@ class _Builder:
         for output, pin in self.bound.outputs.items():
             self._output(output, pin)
         variables = tuple(
-            Variable(name, np.array(costs, dtype=np.int64).T.reshape(3, -1)) for name, costs in zip(self.names, self.costs, strict=True)
+            Variable(name, np.array(costs, dtype=np.int64).T.reshape(3, -1))
+            for name, costs in zip(self.names, self.costs, strict=True)
         )
         specs = [*self.nets.values(), *self.pinned.values()]
         problem = Problem(variables, tuple(self._net(spec) for spec in specs))
         problem.verify()
         return problem
 
-    def _variable(self, name: str, choices: Sequence[Strategy] | Sequence[Type], costs: Sequence[Cost], owner: object) -> int:
+    def _variable(
+        self, name: str, choices: Sequence[Strategy] | Sequence[Type], costs: Sequence[Cost], owner: object
+    ) -> int:
         self.names.append(name)
         self.choices.append(tuple(choices))  # type: ignore[arg-type]
         self.costs.append(list(costs))
@@ -131,8 +129,12 @@ class _Builder:
         return (self.pinned.get(value) or self.nets[value]).consumers
 
     def _output(self, output: Output, pin: Pin | None) -> None:
-        assert output.value is not None  # noqa: S101 - the binder lists tensors only
-        kinds = pin.types if pin else tuple(t for t in self.context.types(output.value) if t != R or not output.value.requires_grad)
+        assert output.value is not None
+        kinds = (
+            pin.types
+            if pin
+            else tuple(t for t in self.context.types(output.value) if t != R or not output.value.requires_grad)
+        )
         index = self._variable(f"output {output.name}", kinds, [(0, 0, 0)] * len(kinds), output)
         self._consumers(output.value).append((index, output, 0, kinds))
 
@@ -157,7 +159,11 @@ class _Builder:
         if not isinstance(signature, Signature):
             return False
         cuts = {f for kind in (*strategy.operands, *strategy.results) for f in kind.over}
-        if not cuts or cuts <= self.divided or any(t.over for v in node.results if v in self.bound.values for t in self.bound.values[v].types):
+        if (
+            not cuts
+            or cuts <= self.divided
+            or any(t.over for v in node.results if v in self.bound.values for t in self.bound.values[v].types)
+        ):
             return False
         kept = {letter for dims in signature.results for dim in dims for letter in dim}
         return any(
@@ -192,7 +198,12 @@ class _Builder:
         for node in graph.nodes:
             for operand in node.operands:
                 users.setdefault(operand, []).append(node)
-        placed = {node.stack for node in graph.nodes for v in node.results if v in self.bound.values and node.module not in parents}
+        placed = {
+            node.stack
+            for node in graph.nodes
+            for v in node.results
+            if v in self.bound.values and node.module not in parents
+        }
         outputs = {o.value for o in graph.outputs}
         return frozenset(
             value
@@ -216,7 +227,9 @@ class _Builder:
             name=spec.value.name,
             source=spec.source,
             produced=np.array([ids[t] for t in spec.made], dtype=np.int64),
-            consumers=tuple((v, np.array([ids[t] for t in asked], dtype=np.int64)) for v, _, _, asked in spec.consumers),
+            consumers=tuple(
+                (v, np.array([ids[t] for t in asked], dtype=np.int64)) for v, _, _, asked in spec.consumers
+            ),
             table=conversion_table(kinds, self._price(spec.value)),
         )
 
@@ -353,13 +366,13 @@ class _Builder:
             reach[kinds[a]] = [*reach.get(kinds[a], users.get(kinds[a], [])), *reach[kinds[b]]]
         for a, b in edges:
             found = conversion(kinds[a], kinds[b], gradient=spec.value.requires_grad)
-            assert found is not None  # noqa: S101 - the tree walks over priced edges
+            assert found is not None
             source, target = Version(spec.value, kinds[a], spec.stage), Version(spec.value, kinds[b], spec.stage)
             consumers = tuple(dict.fromkeys(reach[kinds[b]]))
             steps.append(Step(source, target, self.bound.axis.name, found, self._nbytes(spec.value), consumers, ()))
         if fixed_to is not None:
             kind = fixed_to.made[choice[fixed_to.source]]
-            steps = [_staged(s, kind, fixed_to) for s in steps]
+            steps = [_staged(s, kind) for s in steps]
         return steps
 
     # -- faults ---------------------------------------------------------------------------------
@@ -382,16 +395,16 @@ class _Builder:
                 causes = _Causes(self.bound, {})
                 span = causes.nearest_span(owner)
                 return Diagnostic(
-                    "PLC301", f"no choice of placements satisfies every statement around '{owner.name}' in '{owner.module}'", span, model_line=owner.source or None
+                    "PLC301",
+                    f"no choice of placements satisfies every statement around '{owner.name}' in '{owner.module}'",
+                    span,
+                    model_line=owner.source or None,
                 )
         return Diagnostic("PLC301", f"no choice of placements satisfies every statement around '{name}'")
 
 
-def _staged(step: Step, kind: Type, fixed: _NetSpec) -> Step:
+def _staged(step: Step, kind: Type) -> Step:
     """The step that reaches the placed type makes the value's stage 1."""
-    import dataclasses  # noqa: PLC0415 - replace alone is used
-
-    del fixed
     if step.target.type != kind:
         return step
     return dataclasses.replace(step, target=Version(step.value, kind, 1))
@@ -410,10 +423,12 @@ class _Causes:
                 self.consumers.setdefault(operand, []).append(node)
 
     def explain(self, step: Step) -> Step:
-        import dataclasses  # noqa: PLC0415 - replace alone is used
-
         found: list[str] = []
-        own = self.bound.values.get(step.value) or self.bound.inputs.get(step.value) or self.bound.parameters.get(step.value)
+        own = (
+            self.bound.values.get(step.value)
+            or self.bound.inputs.get(step.value)
+            or self.bound.parameters.get(step.value)
+        )
         if own is not None and own.cause:
             found.append(own.cause)
         else:
@@ -468,6 +483,3 @@ class _Causes:
             seen.update(level)
             level = [c for n in level for v in n.results for c in self.consumers.get(v, []) if c not in seen]
         return []
-
-
-__all__ = ["Kind", "plan"]

@@ -22,14 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placement.solver import fallback
-from placement.solver.limbs import INFINITE, Conflict, Ints, least, less_than
+from placement.solver.limbs import INFINITE, Conflict, Ints, least, less_than, saturating_sum
 from placement.solver.problem import Problem, Solution
 from placement.solver.tables import Factor, Model
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-_ADDENDS = 16  # infinities that are summed before the sum is clipped
 _DENSE = 4096  # entries up to which a net is one table
 _STREAMED = 1 << 16  # entries from which a bucket is summed slice by slice
 _AMPLE = 1 << 20  # a largest table up to which the quick order is good enough
@@ -247,7 +246,7 @@ class _Elimination:
             views = self._views(bucket, rest)
             size = prod([max(view.shape[axis] for view in views) for axis in range(1, len(rest) + 2)])
             self.largest = max(self.largest, size)
-            low, best = _streamed(views) if size > _STREAMED else least(_sum(views))
+            low, best = _streamed(views) if size > _STREAMED else least(saturating_sum(views))
             if low[0].min() >= INFINITE:
                 raise Conflict(self.model.owner[self.plan.order[at]])
             known = self._normal(low, best.astype(np.min_scalar_type(views[0].shape[1])))
@@ -286,25 +285,12 @@ def _joint(bucket: Iterable[Factor]) -> tuple[int, ...]:
     return tuple(sorted(union))
 
 
-def _sum(views: Sequence[Ints]) -> Ints:
-    """The saturating sum of broadcast tables."""
-    if len(views) == 1:
-        return views[0]
-    total = views[0] + views[1]
-    for count, view in enumerate(views[2:], 3):
-        total = total + view
-        if count % _ADDENDS == 0:
-            np.minimum(total[:1], INFINITE, out=total[:1])
-    np.minimum(total[:1], INFINITE, out=total[:1])
-    return total
-
-
 def _streamed(views: Sequence[Ints]) -> tuple[Ints, NDArray[np.intp]]:
-    """``least(_sum(views))`` one choice at a time: a large sum is never in memory."""
-    low = np.array(_sum([view[:, 0] for view in views]))
+    """``least(saturating_sum(views))`` one choice at a time: a large sum is never in memory."""
+    low = np.array(saturating_sum([view[:, 0] for view in views]))
     best = np.zeros(low.shape[1:], dtype=np.intp)
     for index in range(1, views[0].shape[1]):
-        other = _sum([view[:, index] for view in views])
+        other = saturating_sum([view[:, index] for view in views])
         less = less_than(other, low)
         np.copyto(low, other, where=less)
         best[less] = index

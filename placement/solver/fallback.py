@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from placement.solver.limbs import INFINITE, Conflict
+from placement.solver.limbs import INFINITE, Conflict, saturating_sum
 from placement.solver.problem import Net, Problem, Variable
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ def search(buckets: Sequence[Sequence[Factor]]) -> list[int] | None:
 
 def _ranked(buckets: Sequence[Sequence[Factor]], at: int, value: Sequence[int]) -> list[int]:
     """The values of one bucket that may still fit, the cheapest last."""
-    total = sum(f.table[(slice(None), slice(None), *[value[u] for u in f.scope[1:]])] for f in buckets[at])
-    total = np.asarray(total)
+    tables = [f.table[(slice(None), slice(None), *[value[u] for u in f.scope[1:]])] for f in buckets[at]]
+    total = saturating_sum(tables)
     order = np.lexsort((np.arange(total.shape[1]), *total[::-1]))
     return [int(index) for index in order[::-1] if total[0, index] < INFINITE]
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 Ints = NDArray[np.int64]
 
 INFINITE = 1 << 58  # forbidden, inside the solver
-_BITS = 57  # finite sums in a limb stay below 1 << _BITS; 16 infinities fit in int64
+_BITS = 57  # finite sums in a limb stay below 1 << _BITS
+_ADDENDS = 16  # infinities that are summed before the sum is clipped; 31 of them would fit in int64
 _INTERNED = 1 << 14  # entries up to which a table is compared with those before it
 
 
@@ -98,6 +99,16 @@ def less_than(a: Ints, b: Ints) -> NDArray[np.bool_]:
     for limb in range(a.shape[0] - 2, -1, -1):
         less = (a[limb] < b[limb]) | ((a[limb] == b[limb]) & less)
     return less
+
+
+def saturating_sum(tables: Sequence[Ints]) -> Ints:
+    """The sum of tables that broadcast; what passes INFINITE stays above it without overflow."""
+    total = tables[0]
+    for count, table in enumerate(tables[1:], 2):
+        total = total + table
+        if count % _ADDENDS == 0:
+            np.minimum(total[:1], INFINITE, out=total[:1])
+    return total
 
 
 def least(table: Ints) -> tuple[Ints, NDArray[np.intp]]:

@@ -108,7 +108,10 @@ class Plan:
         return tuple(found) if self.axis.n > 1 else ()
 
     def _is_hook(self, step: Step) -> bool:
-        return any(step.value is hook.parameter.value for hook in self.hooks) and step.conversion.backward is Action.ALL_REDUCE
+        return (
+            any(step.value is hook.parameter.value for hook in self.hooks)
+            and step.conversion.backward is Action.ALL_REDUCE
+        )
 
     def nbytes(self, value: Value) -> int:
         """The full value's bytes at the example's sizes."""
@@ -128,7 +131,9 @@ class Plan:
             if version not in have:
                 raise ValueError(f"{user} uses {version}, which nothing makes")
             if isinstance(user, Node) and self.strategies[user].operands[position] != version.type:
-                raise ValueError(f"{user.name} takes {self.strategies[user].operands[position]} and is given {version.type}")
+                raise ValueError(
+                    f"{user.name} takes {self.strategies[user].operands[position]} and is given {version.type}"
+                )
         for node, strategy in self.strategies.items():
             for value, kind in zip(node.results, strategy.results, strict=True):
                 if self.produced[value] != kind:

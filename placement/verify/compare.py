@@ -72,8 +72,8 @@ def measure(
 
     ``found`` has one or more candidates for each value; the worst counts. Errors are relative to the largest
     element of the expected tensor, or to ``at_least`` where that is more. A difference within one rounding of
-    the largest element of *all* expected tensors counts as none: some gradients (of a key's bias in attention)
-    are zero but for rounding.
+    the largest element of *all* expected tensors is relative to that one: some gradients (of a key's bias in
+    attention) are zero but for rounding.
     """
     largest = max((_largest(tensor) for tensor in expected.values()), default=0.0)
     errors: dict[str, float] = {}
@@ -106,7 +106,7 @@ def _error(found: Tensor, expected: Tensor, largest: float, at_least: float) -> 
     if not math.isfinite(difference):
         return math.inf
     if difference <= torch.finfo(expected.dtype).eps * largest:
-        return 0.0
+        return difference / largest
     scale = max(_largest(expected), at_least)
     return difference / scale if scale else math.inf
 

@@ -11,7 +11,7 @@ __all__ = ["Failure", "Parity", "Worst"]
 
 _WIDTH = 80
 _SHOWN = 8  # failures listed; the rest are counted
-_LEFT = "  {:<20} {:>8} {:>9} {:>9}  "
+_LEFT = "{:<19} {:>5} {:>7}  {:>5}  "  # leaves room for `model.layers.0.self_attn.q_proj.weight`
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Parity:
         return not self.failures
 
     def __str__(self) -> str:
-        lines = [*_wrapped(self.title, ""), "", _LEFT.format("", "compared", "worst", "tolerance") + "where"]
+        lines = [*_wrapped(self.title, ""), "", _LEFT.format("", "count", "worst", "limit") + "where"]
         for kind, worst in self.worst.items():
             lines.append(_row(kind, worst))
         if self.failures:
@@ -79,7 +79,7 @@ class Parity:
     def _failed(self) -> list[str]:
         lines = [f"FAILED: {plural(len(self.failures), 'tensor')} past tolerance"]
         for failure in self.failures[:_SHOWN]:
-            lines.append(_cut(f"  {failure.error:>8.1e}  {failure.kind:<20} ", failure.name))
+            lines.append(_cut(f"  {failure.error:>7.1e}  {failure.kind:<19}  ", failure.name))
         if len(self.failures) > _SHOWN:
             lines.append(f"  and {len(self.failures) - _SHOWN} more")
         first = next((f for f in self.failures if f.kind == "layers"), None)
@@ -91,9 +91,9 @@ class Parity:
 def _row(kind: str, worst: Worst) -> str:
     if not worst.compared:
         return _LEFT.format(kind, "none", "-", "").rstrip()
-    if worst.error == 0:
-        return _LEFT.format(kind, worst.compared, "equal", f"{worst.tolerance:.0e}" if worst.tolerance else "equal").rstrip()
     limit = f"{worst.tolerance:.0e}" if worst.tolerance else "equal"
+    if worst.error == 0:
+        return _LEFT.format(kind, worst.compared, "equal", limit).rstrip()
     return _cut(_LEFT.format(kind, worst.compared, f"{worst.error:.1e}", limit), worst.name)
 
 

@@ -116,7 +116,7 @@ def test_long_sequences_are_lost_inside_an_op_that_says_so():
 def test_values_have_the_names_of_modules():
     named = {c["value"]: c["module"] for c in explain_data(make(SEQUENCE, seq=4096))["conversions"]}
     assert named == {
-        "embed": "blocks.0",
+        "embed.table": "blocks.0",
         **{f"blocks.{i}.norm": f"blocks.{i}.up" for i in range(3)},
         **{f"blocks.{i}.down.linear": f"blocks.{i}.down" for i in range(3)},
         "norm": "head",
@@ -134,7 +134,7 @@ def test_parameters_are_placed_as_the_spec_says():
     params = explain_data(make(SEQUENCE))["params"]
     told = {name: placed["tp"] for name, placed in params.items() if name.startswith(("embed", "blocks.1", "head"))}
     assert told == {
-        "embed.weight": "Shard(vocab)",
+        "embed.table.weight": "Shard(vocab)",
         "blocks.1.norm.weight": "Replicate",
         "blocks.1.norm.bias": "Replicate",
         "blocks.1.up.weight": "Shard(out)",
@@ -146,10 +146,10 @@ def test_parameters_are_placed_as_the_spec_says():
 
 
 def test_a_value_line_that_converts_is_told_at_the_value_placed():
-    values = explain_data(make(PLACED, layers=2))["values"]
-    assert values["blocks.0.down"] == {"tp": "Replicate"}
-    assert values["blocks.0.norm"] == {"tp": "Shard(seq)"}
-    assert values["blocks.0.up"] == {"tp": "Shard(2)"}
+    data = explain_data(make(PLACED, layers=2))
+    assert {c["value"]: c["to"] for c in data["conversions"]}["embed.table"] == "Shard(seq)"
+    assert data["values"]["embed"] == data["values"]["embed.table"] == {"tp": "Shard(seq)"}
+    assert explain_data(make(SEQUENCE))["values"]["embed"] == {"tp": "Partial"}
 
 
 def test_memory_counts_the_shards_of_one_rank():

@@ -39,7 +39,7 @@ def test_arrows_are_whole_at_any_length(width):
     arrows = [line for line in text.splitlines()[4:] if ">" in line]
     assert arrows
     assert all(re.search(r"(^ +|\S )-> \S", line) for line in arrows)
-    assert any(line.endswith((LONG + ".0")[-20:]) for line in arrows) or f"embed -> {LONG}.0" in text
+    assert any(line.endswith((LONG + ".0")[-20:]) for line in arrows) or f"embed.table -> {LONG}.0" in text
 
 
 def test_the_ends_of_long_names_are_kept():
@@ -115,18 +115,22 @@ def test_the_two_kinds_of_replicate_are_told_apart_where_they_meet():
     assert "Replicate -> Replicate" not in text
 
 
-def test_a_placed_value_is_told_at_once():
-    (block,) = (b for b in blocks(facts(make(PLACED, layers=2))) if b.is_layer)
-    reached = {item.source: item.rows[0].what for item in block.items}
-    assert reached["down.linear"] == "Partial -> Replicate"
-    assert reached["down"] == "Replicate -> Shard(seq)"
+def test_a_placed_value_is_converted_where_it_is_made():
+    found = facts(make(PLACED, layers=2))
+    (item,) = (item for block in blocks(found) for item in block.items if item.target == "as placed")
+    assert (item.source, item.rows[0].what, item.rows[0].forward) == (
+        "output",
+        "Partial -> Shard(seq)",
+        "reduce_scatter",
+    )
+    assert explain_text(make(PLACED, layers=2)).count("as placed") == 1
 
 
 def test_hooks_say_what_they_meet():
     meets = {hook.parameter: hook.meets for hook in facts(make(SEQUENCE)).hooks}
     assert meets["blocks.0.norm.weight"] == ("Shard(seq)",)
     assert meets["blocks.2.down.bias"] == ("Shard(seq)",)
-    assert "embed.weight" not in meets
+    assert "embed.table.weight" not in meets
     assert facts(make(WHOLE)).hooks == ()
 
 

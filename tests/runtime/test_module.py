@@ -43,8 +43,8 @@ def test_members_become_what_they_are() -> None:
 
 
 def test_a_member_cannot_hide_a_method() -> None:
-    with pytest.raises(ValueError, match="Module cannot have a member 'summed'"):
-        rt.Module(summed=Weight())
+    with pytest.raises(ValueError, match="Module cannot have a member 'forward'"):
+        rt.Module(forward=Weight())
 
 
 def test_local_shapes_ties_and_axes() -> None:

@@ -1,0 +1,195 @@
+"""The emitted file: its header, its classes, the root's interface, and ``build`` that makes the module tree."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import sympy
+import torch
+
+from placement.emit.blocks import Block
+from placement.emit.expressions import Printer, size_text
+from placement.emit.text import WIDTH, cut_text, dtype_kind, folded_paths, member
+from placement.graph.ir import Parameter
+from placement.solver.plan import Plan
+from placement.types import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The emitted program: its text, the name of the root class, and the calls that the text makes."""
+
+    text: str
+    root: str
+    calls: Block
+
+
+@dataclass(slots=True)
+class Class:
+    """The text of one class, and the modules that are of it."""
+
+    name: str
+    body: str
+    paths: list[str] = field(default_factory=list)
+    interfaces: dict[str, None] = field(default_factory=dict)  # "S(seq) -> R", one for each set of types
+
+
+def is_list(plan: Plan, path: str) -> bool:
+    """Whether the module is a list whose items are called one by one."""
+    info = plan.graph.modules.get(path)
+    return info is not None and issubclass(info.type, torch.nn.ModuleList)
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """Everything that stands in the file; ``classes`` in the order of their definition."""
+
+    plan: Plan
+    printer: Printer
+    classes: Mapping[tuple[str, str], Class]
+    class_of: Mapping[str, Class]
+
+    @property
+    def symbols(self) -> dict[sympy.Symbol, str]:
+        """The names of dynamic sizes."""
+        return {s.symbol: s.name for s in self.plan.graph.symbols}
+
+    def text(self, title: str) -> str:
+        """The file: imports, classes from the leaves up, ``build``."""
+        root = self.class_of[""]
+        parts = [self._header(title)]
+        for made in self.classes.values():
+            base = "rt.Program" if made is root else "rt.Module"
+            doc = (
+                f'"""{folded_paths(made.paths)}"""'
+                if made is not root
+                else f'"""The whole model, on one rank of {self.plan.axis.name}."""'
+            )
+            attributes = textwrap.indent(self._interface(), "    ") if made is root else ""
+            types = next(iter(made.interfaces)) + "\n" if len(made.interfaces) == 1 and any(made.interfaces) else ""
+            body = textwrap.indent(types + made.body, "    ")
+            parts.append(f"class {made.name}({base}):\n    {doc}\n\n{attributes}{body}")
+        parts.append(self._build())
+        return "\n\n\n".join(parts) + "\n"
+
+    def _header(self, title: str) -> str:
+        graph = self.plan.graph
+        model = graph.modules[""].type.__name__
+        axis, source = self.plan.axis, f" from {title}" if title else ""
+        about = f"{model} on a mesh axis {axis.name} of {axis.n}, by placement{source}."
+        return (
+            f'"""{about}\n\n'
+            "Types: I the same on every rank, R the same and used differently, P a term of a sum, S(dim) a block.\n"
+            '"""\n\n'
+            "import torch\nfrom torch.nn import functional as F\n\nfrom placement import runtime as rt"
+        )
+
+    def _interface(self) -> str:
+        plan, axis = self.plan, self.plan.axis
+        inputs = []
+        for item in plan.graph.inputs:
+            dims = tuple(
+                self.symbols[s] if s in self.symbols else s if isinstance(s, int) else None for s in item.value.shape
+            )
+            cut = self.printer.cut(item.value, plan.produced[item.value])
+            kind = dtype_kind(item.value.dtype)
+            inputs.append(f"    {item.name!r}: ({dims!r}, {cut_text(cut)}, {kind!r}),")
+        outputs = []
+        for output in plan.graph.outputs:
+            if output.value is not None:
+                kind = plan.uses[output, 0].type
+                how = '"P"' if kind.kind is Kind.P else cut_text(self.printer.cut(output.value, kind))
+                outputs.append(f"    {output.name!r}: {how},")
+        divides = {name: axis.n for symbol, name in self.symbols.items() if symbol in self._cut_symbols()}
+        hooks = [h.parameter.name for h in plan.hooks]
+        lines = [f"axes = {{{axis.name!r}: {axis.n}}}", "inputs = {", *inputs, "}", "outputs = {", *outputs, "}"]
+        if divides:
+            lines.append(f"divides = {divides!r}  # sizes that the axis cuts into equal blocks")
+        if hooks:
+            lines += ["hooks = {  # their gradients are summed over the axis, together", f"    {axis.name!r}: ("]
+            lines += [f"        {name!r}," for name in hooks]
+            lines += ["    )", "}"]
+        if not any(plan.produced[i.value].over for i in plan.graph.inputs) or not divides:
+            lines.append("same_blocks = False  # no collective needs the ranks' inputs to be of one size")
+        return "\n".join(lines) + "\n\n"
+
+    def _cut_symbols(self) -> set[sympy.Symbol]:
+        kinds = [*self.plan.produced.items(), *((s.target.value, s.target.type) for s in self.plan.steps)]
+        sharded_input = {f for i in self.plan.graph.inputs for f in self.plan.produced[i.value].over}
+        moved = {f for s in self.plan.steps for t in (s.source.type, s.target.type) for f in t.over}
+        found: set[sympy.Symbol] = set()
+        for _, kind in kinds:
+            for factor in kind.over:
+                size = getattr(factor, "size", 1)
+                if isinstance(size, sympy.Basic) and (factor not in sharded_input or factor in moved):
+                    found |= size.free_symbols  # type: ignore[arg-type]
+        return found
+
+    def _build(self) -> str:
+        tree = self._constructor("", 1)
+        return (
+            "def build(mesh, reduce_dtype=None):\n"
+            '    """The program on a mesh, without data: load_full_state_dict brings it."""\n'
+            f"    return {tree}.on(mesh, reduce_dtype)"
+        )
+
+    def _constructor(self, path: str, depth: int) -> str:
+        """The expression that makes the module at ``path`` with all below it."""
+        members = [*self._own_tensors(path), *self._children(path, depth)]
+        made = self.class_of.get(path)
+        name = made.name if made else "rt.Module"
+        inside = ", ".join(members)
+        if not any(len(line) > WIDTH - 4 * depth for line in f"{name}({inside})".split("\n")) and "\n" not in inside:
+            return f"{name}({inside})"
+        pad = "    " * (depth + 1)
+        return f"{name}(\n" + "".join(f"{pad}{member},\n" for member in members) + "    " * depth + ")"
+
+    def _own_tensors(self, path: str) -> list[str]:
+        found = []
+        for parameter in self.plan.graph.parameters:
+            for position, name in enumerate(parameter.names):
+                owner, _, leaf = name.rpartition(".")
+                if owner != path:
+                    continue
+                text = f"rt.tied({parameter.name!r})" if position else self._declaration(parameter)
+                found.append(member(leaf, text))
+        return found
+
+    def _declaration(self, parameter: Parameter) -> str:
+        value = parameter.value
+        options = [] if value.dtype == torch.float32 else [f"dtype={value.dtype}"]
+        cut = self.printer.cut(value, self.plan.produced[value])
+        options += [f"cut={cut_text(cut)}"] if cut else []
+        if parameter.is_buffer:
+            options += [] if parameter.persistent else ["persistent=False"]
+        elif not value.requires_grad:
+            options.append("trainable=False")
+        shape = [size_text(s) for s in value.shape]
+        return f"rt.{'buffer' if parameter.is_buffer else 'param'}({', '.join([*shape, *options])})"
+
+    def _children(self, path: str, depth: int) -> list[str]:
+        children: dict[str, str] = {}
+        for full in self.plan.graph.modules:
+            owner, _, name = full.rpartition(".")
+            if owner == path and full:
+                children[name] = full
+        found = []
+        for name, full in children.items():
+            if is_list(self.plan, full) and name.isidentifier():
+                found.append(f"{name}={self._list(full, depth + 1)}")
+            else:
+                found.append(member(name, self._constructor(full, depth + 1)))
+        return found
+
+    def _list(self, path: str, depth: int) -> str:
+        items = [full for full in self.plan.graph.modules if full.rpartition(".")[0] == path and full != path]
+        texts = [self._constructor(item, depth + 1) for item in items]
+        if len(texts) > 1 and len(set(texts)) == 1:
+            pad = "    " * (depth + 1)
+            return f"[\n{pad}{texts[0]}\n{pad}for _ in range({len(texts)})\n{'    ' * depth}]"
+        if not texts:
+            return "[]"
+        pad = "    " * (depth + 1)
+        return "[\n" + "".join(f"{pad}{text},\n" for text in texts) + "    " * depth + "]"

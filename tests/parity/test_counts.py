@@ -1,0 +1,100 @@
+"""What a plan says is what runs: every collective of a step, with its axis, bytes and pass, for every example."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import placement
+from placement import api
+from placement import runtime as rt
+from placement.graph.capture import capture
+from placement.graph.ir import Graph
+from placement.report import to_json
+from placement.solver.plan import Plan
+from tests.runtime.worlds import Pool
+
+FOLDER = Path(__file__).resolve().parents[2] / "examples"
+SPECS = sorted(FOLDER.glob("*/*.plc"))
+
+Counts = dict[tuple[str, str, str, int], int]  # by phase, action, axis and bytes
+
+
+@functools.cache
+def _captured(example: str) -> tuple[nn.Module, dict[str, Tensor], Graph]:
+    model, inputs = importlib.import_module(f"examples.{example}.model").build(batch=2, seq=12)
+    spec = placement.load(next(path for path in SPECS if path.stem == example))
+    dims = {str(name): tuple(map(str, line.dims)) for line in spec.inputs if line.dims for name in line.names}
+    return model, inputs, capture(model, inputs, dims)
+
+
+def counted(mesh: Any, path: Path) -> tuple[Plan, Counts]:
+    """The plan of a spec of an example, and what one step of training communicates."""
+    model, inputs, graph = _captured(path.parent.name)
+    with mock.patch.object(api, "capture", lambda *_: graph):  # one graph for all meshes and specs
+        program = placement.compile(model, mesh, path, example=inputs)
+    with rt.record() as log:
+        program(**inputs)["loss"].backward()
+    return program.plan, dict(Counter((e.phase, e.kind, e.axis, e.bytes) for e in log))
+
+
+def said(plan: Plan) -> Counts:
+    return dict(Counter((x.phase, x.action.value, x.axis, x.nbytes) for x in plan.launches()))
+
+
+def totals(counts: Counts) -> dict[str, Any]:
+    """As ``explain --format json`` has them."""
+    found: dict[str, Any] = {"tp": {"forward": {}, "backward": {}}}
+    for (phase, action, axis, size), count in sorted(counts.items()):
+        entry = found[axis][phase].setdefault(action, {"count": 0, "bytes": 0})
+        entry["count"] += count
+        entry["bytes"] += count * size
+    return found
+
+
+@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_execution_agrees_with_explanation(path: Path, n: int) -> None:
+    plan, counts = counted(rt.simulate(tp=n), path)
+    assert counts
+    assert counts == said(plan)
+    assert totals(counts) == json.loads(to_json(plan))["totals"]
+
+
+def test_nothing_is_sent_on_one_rank() -> None:
+    plan, counts = counted(rt.simulate(tp=1), FOLDER / "qwen3" / "qwen3.plc")
+    assert counts == said(plan) == {}
+
+
+def _on_gloo(path: Path) -> tuple[Counts, Counts]:
+    plan, counts = counted(init_device_mesh("cpu", (2,), mesh_dim_names=("tp",)), path)
+    return counts, said(plan)
+
+
+@pytest.mark.gloo
+def test_every_process_agrees(gloo: Pool) -> None:
+    results = gloo(2).run(_on_gloo, FOLDER / "qwen3" / "qwen3.plc")
+    assert results[0][0]
+    for counts, expected in results:
+        assert counts == expected == results[0][0]
+
+
+def test_an_evaluation_sends_no_more_than_a_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without gradients only the forward's collectives run, each of them once."""
+    model, inputs, graph = _captured("qwen3")
+    monkeypatch.setattr(api, "capture", lambda *_: graph)
+    program = placement.compile(model, rt.simulate(tp=2), FOLDER / "qwen3" / "qwen3.plc", example=inputs)
+    with torch.no_grad(), rt.record() as log:
+        program(**inputs)
+    got = Counter((e.phase, e.kind, e.axis, e.bytes) for e in log)
+    assert dict(got) == {key: count for key, count in said(program.plan).items() if key[0] == "forward"}
