@@ -11,6 +11,7 @@ from typing import Any
 import sympy
 import torch
 
+from placement.graph._torch import overload_name, schema_arguments, schema_name
 from placement.graph.factors import Factors
 from placement.graph.ir import Node, Size, Value, leaves
 from placement.rules import lookup
@@ -162,22 +163,21 @@ class Printer:
     def _ordered(self, node: Node) -> dict[str, Any]:
         """Arguments by name, those that hold operands in the operands' order."""
         local = self._local_arguments(node)
-        names = [a.name for a in node.op._schema.arguments]  # type: ignore[attr-defined]  # noqa: SLF001
+        names = [name for name, _ in schema_arguments(node.op)]
         given = [*names[: len(node.args)], *node.kwargs]
         return {**{k: local[k] for k in given}, **{k: v for k, v in local.items() if k not in given}}
 
     def _plain(self, node: Node, by_name: Mapping[str, str]) -> str:
         """The op by its own name: ``torch.cos(x)`` where torch has such a function, else the overload itself."""
         op = node.op
-        schema = op._schema  # type: ignore[attr-defined]  # noqa: SLF001
-        positional = [by_name[a.name] for a in schema.arguments[: len(node.args)]]
+        positional = [by_name[name] for name, _ in schema_arguments(op)[: len(node.args)]]
         keywords = [f"{key}={by_name[key]}" for key in node.kwargs if key not in ("pin_memory", "layout")]
-        namespace, name = schema.name.split("::")
+        namespace, name = schema_name(op)
         if namespace == "aten" and callable(getattr(torch, name, None)) and not name.startswith("_"):
             return f"torch.{name}({', '.join(positional + keywords)})"
         if namespace == "aten" and name in _FUNCTIONAL:
             return f"F.{name}({', '.join(positional + keywords)})"
-        return f"torch.ops.{namespace}.{name}.{op._overloadname}({', '.join(positional + keywords)})"  # type: ignore[attr-defined]  # noqa: SLF001
+        return f"torch.ops.{namespace}.{name}.{overload_name(op)}({', '.join(positional + keywords)})"
 
     def _text(self, value: Any, positions: Any, name: Callable[[int], str]) -> str:
         if isinstance(value, Value):

@@ -91,7 +91,7 @@ class File:
         inputs = []
         for item in plan.graph.inputs:
             dims = tuple(
-                self.symbols[s] if s in self.symbols else s if isinstance(s, int) else None for s in item.value.shape
+                s if isinstance(s, int) else s.name if isinstance(s, sympy.Symbol) else None for s in item.value.shape
             )
             cut = self.printer.cut(item.value, plan.produced[item.value])
             kind = dtype_kind(item.value.dtype)

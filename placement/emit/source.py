@@ -246,7 +246,7 @@ class _Writer:
         return text
 
     def _site(self, node: Node, block: Block) -> int | str:
-        """Which of its module's random ops this is, as ``runtime.rng`` counts them; seen from a caller, with the path."""
+        """Which of its module's random ops this is, as ``runtime.rng`` counts them; from a caller, with the path."""
         site = self.sites.get(node, 0)
         if node.module == block.path:
             return site

@@ -9,10 +9,9 @@ makes it functional and minimal.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,71 +20,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from placement.graph import normalize
+from placement.graph._torch import HigherOrderOperator, expression, is_overload, transient_buffers
+from placement.graph.example import SMALLEST, Example, capture_sizes, check_dims, key_text, resized
 from placement.graph.ir import Call, Graph, Input, ModuleInfo, Node, Output, Parameter, Size, Symbol, Value
 from placement.lang.diagnostics import Diagnostic, PlacementError
 
 _ROOT = "program"  # the attribute that holds the model while it is exported
-_SMALLEST = 2  # export fixes dims of size 0 and 1, so named dims are captured at two or more
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """The example's tensors by name, and how to call the model with such tensors."""
-
-    names: tuple[str, ...]
-    tensors: tuple[torch.Tensor, ...]
-    constants: Mapping[str, Any]
-    spec: pytree.TreeSpec
-    leaves: tuple[Any, ...]
-
-    @classmethod
-    def of(cls, model: torch.nn.Module, example: Mapping[str, Any] | Sequence[Any]) -> Example:
-        """From keyword arguments (a mapping) or positional arguments (a sequence).
-
-        Raises PlacementError (PLC404) where ``model.forward`` does not take such arguments.
-        """
-        args, kwargs = ((), dict(example)) if isinstance(example, Mapping) else (tuple(example), {})
-        if args:
-            args, kwargs = _by_name(model, args)
-        paths, spec = pytree.tree_flatten_with_path((args, kwargs))
-        names, tensors, constants = [], [], {}
-        for path, leaf in paths:
-            name = ".".join(_key(k) for k in path[1:])
-            if isinstance(leaf, torch.Tensor):
-                names.append(name)
-                tensors.append(leaf)
-            else:
-                constants[name] = leaf
-        return cls(tuple(names), tuple(tensors), constants, spec, tuple(leaf for _, leaf in paths))
-
-    def call(self, model: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Any:
-        """``model`` called as in the example, with ``tensors`` in place of the example's."""
-        rest = iter(tensors)
-        leaves = [next(rest) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
-        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
-        return model(*args, **kwargs)
-
-
-def _by_name(model: torch.nn.Module, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional arguments under the names that ``forward`` gives them; ``*args`` stay positional."""
-    signature = inspect.signature(model.forward)
-    try:
-        bound = signature.bind(*args)
-    except TypeError as error:
-        raise PlacementError(
-            [Diagnostic("PLC404", f"the example does not fit the model's forward: {error}")]
-        ) from error
-    kinds = {signature.parameters[name].kind for name in bound.arguments}
-    if kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD}:
-        return (), dict(bound.arguments)
-    return args, {}
-
-
-def _key(key: Any) -> str:
-    for attribute in ("key", "idx", "name"):
-        if hasattr(key, attribute):
-            return str(getattr(key, attribute))
-    return str(key)
 
 
 @dataclass(slots=True)
@@ -112,7 +52,7 @@ class _Root(torch.nn.Module):
         output = self._example.call(self.program, tensors)
         paths, spec = pytree.tree_flatten_with_path(output)
         self.returned.spec = spec
-        self.returned.leaves = tuple((".".join(map(_key, path)) or "output", leaf) for path, leaf in paths)
+        self.returned.leaves = tuple((".".join(map(key_text, path)) or "output", leaf) for path, leaf in paths)
         return tuple(leaf for _, leaf in paths if isinstance(leaf, torch.Tensor))
 
 
@@ -127,57 +67,17 @@ def capture(
     """
     flat = Example.of(model, example)
     names = dict(dims or {})
-    _check_dims(flat, names)
+    check_dims(flat, names)
     root = _Root(model, flat)
-    sizes = _capture_sizes(flat, names)
-    tensors = tuple(_resized(t, names.get(n, ()), sizes) for n, t in zip(flat.names, flat.tensors, strict=True))
+    sizes = capture_sizes(flat, names)
+    tensors = tuple(resized(t, names.get(n, ()), sizes) for n, t in zip(flat.names, flat.tensors, strict=True))
     with _as_in_training(model):
         program = _export(root, tensors, flat, names)
     return _Reader(program, root, model, flat, names, sizes).graph()
 
 
-def _check_dims(example: Example, names: Mapping[str, Sequence[str]]) -> None:
-    problems = []
-    for name, dims in names.items():
-        if name not in example.names:
-            continue  # the binder reports unknown inputs, with the span of the line
-        rank = example.tensors[example.names.index(name)].dim()
-        if len(dims) != rank:
-            text = f"input '{name}' has {rank} dims, not the {len(dims)} of [{', '.join(dims)}]"
-            problems.append(Diagnostic("PLC107", text))
-    sizes: dict[str, tuple[int, str]] = {}
-    for name, tensor in zip(example.names, example.tensors, strict=True):
-        for dim, size in zip(names.get(name, ()), tensor.shape, strict=False):
-            if sizes.setdefault(dim, (size, name))[0] != size:
-                other = sizes[dim]
-                problems.append(
-                    Diagnostic("PLC108", f"dim '{dim}' is {other[0]} in '{other[1]}' and {size} in '{name}'")
-                )
-    if problems:
-        raise PlacementError(problems)
-
-
-def _capture_sizes(example: Example, names: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """The size at which each named dim is captured: the example's, at least two."""
-    sizes: dict[str, int] = {}
-    for name, tensor in zip(example.names, example.tensors, strict=True):
-        for dim, size in zip(names.get(name, ()), tensor.shape, strict=False):
-            sizes[dim] = max(size, _SMALLEST)
-    return sizes
-
-
-def _resized(tensor: torch.Tensor, dims: Sequence[str], sizes: Mapping[str, int]) -> torch.Tensor:
-    """A distinct tensor (export merges inputs that are one object) at the size of capture."""
-    result = tensor.detach()
-    for index, dim in enumerate(dims):
-        if result.shape[index] != sizes[dim]:
-            result = torch.cat([result] * sizes[dim], index).narrow(index, 0, sizes[dim])
-    result = result.clone()
-    return result.requires_grad_(tensor.requires_grad) if tensor.requires_grad else result
-
-
 @contextlib.contextmanager
-def _as_in_training(model: torch.nn.Module) -> Iterator[None]:
+def _as_in_training(model: torch.nn.Module) -> Generator[None]:
     """Training mode, and no cache of past keys: what a training step runs."""
     flags = [(module, module.training) for module in model.modules()]
     config = getattr(model, "config", None)
@@ -313,25 +213,25 @@ class _Reader:
             for dim, size in zip(self.names.get(name, ()), tensor.shape, strict=False):
                 if isinstance(size, int):
                     continue  # the model fixes this dim; the binder tells where it matters
-                expression = size.node.expr
-                if expression.is_Integer:
+                symbolic = expression(size)
+                if symbolic.is_Integer:
                     continue  # as above: the export keeps its name for the number
-                if not isinstance(expression, sympy.Symbol):
-                    text = f"dim '{dim}' of input '{name}' must be of the form {expression} for this model"
+                if not isinstance(symbolic, sympy.Symbol):
+                    text = f"dim '{dim}' of input '{name}' must be of the form {symbolic} for this model"
                     raise PlacementError(
                         [Diagnostic("PLC403", text, hint=f"leave out the name '{dim}' to fix the size")]
                     )
-                if expression in self.renamed:
+                if symbolic in self.renamed:
                     continue
                 symbol = sympy.Symbol(dim, integer=True, positive=True)
-                self.renamed[expression] = symbol
-                bounds = ranges.get(expression)
+                self.renamed[symbolic] = symbol
+                bounds = ranges.get(symbolic)
                 self._add_symbol(dim, symbol, bounds)
 
     def _add_symbol(self, dim: str, symbol: sympy.Symbol, bounds: Any) -> None:
         lower = int(bounds.lower) if bounds is not None and isinstance(bounds.lower, sympy.Integer) else 1
         upper = int(bounds.upper) if bounds is not None and isinstance(bounds.upper, sympy.Integer) else None
-        lower = 1 if lower <= _SMALLEST else lower  # export's own lower bound is two; ours is what the model demands
+        lower = 1 if lower <= SMALLEST else lower  # export's own lower bound is two; ours is what the model demands
         known = self.symbols.get(dim)
         if known is not None:
             lower = max(lower, known.lower)
@@ -347,11 +247,11 @@ class _Reader:
     def _size(self, size: Any) -> Size:
         if isinstance(size, int):
             return size
-        expression = size.node.expr if isinstance(size, torch.SymInt) else size
-        if expression not in self.sized:
-            renamed = sympy.sympify(expression).xreplace(self.renamed)
-            self.sized[expression] = int(renamed) if renamed.is_Integer else renamed
-        return self.sized[expression]
+        symbolic = expression(size) if isinstance(size, torch.SymInt) else size
+        if symbolic not in self.sized:
+            renamed: Any = sympy.sympify(symbolic).xreplace(self.renamed)
+            self.sized[symbolic] = int(renamed) if renamed.is_Integer else renamed
+        return self.sized[symbolic]
 
     # -- inputs and parameters ------------------------------------------------------------------
 
@@ -381,7 +281,7 @@ class _Reader:
         transient = {
             f"{path}.{name}".lstrip(".")
             for path, module in self.model.named_modules()
-            for name in module._non_persistent_buffers_set  # noqa: SLF001 - torch has no public name for it
+            for name in transient_buffers(module)
         }
         found: dict[int, Parameter] = {}
         targets = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
@@ -424,9 +324,9 @@ class _Reader:
         for node in module.graph.nodes:
             if node.op != "call_function":
                 continue
-            if isinstance(node.target, torch._ops.HigherOrderOperator):  # noqa: SLF001 - its only name
+            if isinstance(node.target, HigherOrderOperator):
                 nodes += self._inline(module, node, outer)
-            elif not isinstance(node.target, torch._ops.OpOverload):  # noqa: SLF001 - its only name
+            elif not is_overload(node.target):
                 self._read_python(node)
             else:
                 nodes += self._read_op(node, outer)
@@ -445,7 +345,7 @@ class _Reader:
             return []
         args = self._arguments(node.args)
         kwargs = {k: self._arguments(v) for k, v in node.kwargs.items()}
-        operands = [v for v in normalize.values_in((args, tuple(kwargs.values())))]
+        operands = list(normalize.values_in((args, tuple(kwargs.values()))))
         grad = any(v.requires_grad for v in operands)
         outputs = meta if isinstance(meta, tuple | list) else (meta,)
         results: list[Value | None] = []

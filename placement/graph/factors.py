@@ -20,7 +20,7 @@ SignatureOf = Callable[[Node], Signature | Regrouping | None]
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """A part of dims. ``piece``: it counts equal pieces that an op takes apart, and is never what a shard cuts first."""
+    """A part of dims. ``piece``: it counts equal pieces that an op takes apart, so no shard cuts it first."""
 
     id: int
     size: Size
@@ -109,7 +109,7 @@ def _monomial(size: Size, cache: dict[Size, _Monomial]) -> _Monomial:
         coefficient, rest = size.as_coeff_Mul()
         atoms: list[sympy.Expr] = []
         for base, power in rest.as_powers_dict().items():
-            if power.is_Integer and power > 0:
+            if isinstance(power, sympy.Integer) and power > 0:
                 atoms += [base] * int(power)
             elif base != 1:
                 atoms.append(base**power)
@@ -119,7 +119,7 @@ def _monomial(size: Size, cache: dict[Size, _Monomial]) -> _Monomial:
 
 
 def _quotient(left: _Monomial, right: _Monomial) -> _Monomial | None:
-    """left / right where that is whole."""
+    """Left / right where that is whole."""
     if left[0] % right[0]:
         return None
     rest = list(left[1])
@@ -213,7 +213,9 @@ class _Inference:
 
     # -- regrouping -----------------------------------------------------------------------------
 
-    def regroup(self, dims: Sequence[Sequence[_Part]], shape: Sequence[_Monomial], inferred: int | None) -> list[list[_Part]]:
+    def regroup(
+        self, dims: Sequence[Sequence[_Part]], shape: Sequence[_Monomial], inferred: int | None
+    ) -> list[list[_Part]]:
         """The parts of ``dims`` under new borders; raises MismatchError where a border cuts across a part."""
         queue = [p for dim in dims for p in self.resolve(dim)]
         result: list[list[_Part]] = []
@@ -303,7 +305,7 @@ class _Inference:
 
     def apart(self, node: Node, dim: Dim, parts: list[_Part], signature: Signature) -> dict[str, list[_Part]]:
         if len(dim) <= 1:
-            return {letter: parts for letter in dim}
+            return dict.fromkeys(dim, parts)
         sizes = [_monomial(signature.sizes[letter], self.cache) for letter in dim]
         try:
             return dict(zip(dim, self.regroup([parts], sizes, None), strict=True))

@@ -14,6 +14,8 @@ from typing import Any
 import sympy
 import torch
 
+from placement.graph._torch import is_overload
+
 Size = int | sympy.Expr
 
 
@@ -219,12 +221,12 @@ def substitute(tree: Any, mapping: Callable[[Any], Any]) -> Any:
 
 def op_name(op: Callable[..., Any]) -> str:
     """``aten.add.Tensor`` for an overload, the qualified name for anything else."""
-    return str(op) if isinstance(op, torch._ops.OpOverload) else getattr(op, "__qualname__", repr(op))  # noqa: SLF001
+    return str(op) if is_overload(op) else getattr(op, "__qualname__", repr(op))
 
 
 def evaluate(size: Size, hints: Mapping[sympy.Symbol, int]) -> int:
     """The size as an int, with the symbols at ``hints``."""
-    return size if isinstance(size, int) else int(size.subs(hints))
+    return size if isinstance(size, int) else int(size.subs(dict(hints)))  # pyright: ignore[reportCallIssue, reportArgumentType] - sympy takes a dict
 
 
 def numel(shape: Sequence[Size], hints: Mapping[sympy.Symbol, int]) -> int:

@@ -14,10 +14,9 @@ from typing import Any
 import sympy
 import torch
 
+from placement.graph._torch import aten, overload_name, schema_name, to_copy, unsafe_view
 from placement.graph.ir import Graph, Node, Size, Value, leaves, op_name, substitute
 from placement.lang.diagnostics import Diagnostic, PlacementError
-
-aten = torch.ops.aten
 
 Rewrite = Callable[["_Builder", Node], Value | tuple[Value | None, ...] | None]
 
@@ -71,7 +70,8 @@ def _live(nodes: Iterable[Node], needed: set[Value]) -> tuple[Node, ...]:
 
 _ALIASING = {
     "view", "reshape", "_unsafe_view", "transpose", "t", "permute", "unsqueeze", "squeeze", "expand", "slice", "select",
-    "split", "chunk", "unbind", "alias", "detach", "narrow", "flatten", "unflatten", "contiguous", "to", "split_with_sizes",
+    "split", "chunk", "unbind", "alias", "detach", "narrow", "flatten", "unflatten", "contiguous", "to",
+    "split_with_sizes",
 }  # fmt: skip
 
 
@@ -85,7 +85,7 @@ def _functional(nodes: Iterable[Node]) -> Iterator[Node]:
     shared: set[Value] = set()
     for original in nodes:
         node = _mapped(original, replaced)
-        name = node.op._schema.name.split("::")[-1] if hasattr(node.op, "_schema") else ""  # noqa: SLF001
+        _, name = schema_name(node.op)
         if name in _ALIASING and node.operands:
             shared.update((node.operands[0], *node.results))
         if not name.endswith("_") or name.endswith("__"):
@@ -108,10 +108,9 @@ def _functional(nodes: Iterable[Node]) -> Iterator[Node]:
 
 
 def _functional_twin(node: Node) -> Callable[..., Any] | None:
-    namespace, name = node.op._schema.name.split("::")  # type: ignore[attr-defined]  # noqa: SLF001
+    namespace, name = schema_name(node.op)
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
-    overload = node.op._overloadname  # type: ignore[attr-defined]  # noqa: SLF001
-    return getattr(packet, overload, None) if packet is not None else None
+    return getattr(packet, overload_name(node.op), None) if packet is not None else None
 
 
 def _mapped(node: Node, replaced: Mapping[Value, Value]) -> Node:
@@ -184,7 +183,7 @@ def _regroup(builder: _Builder, node: Node) -> Value:
     return builder.make(node, aten.reshape.default, (source, shape), result)
 
 
-def _expand(builder: _Builder, node: Node) -> Value | None:
+def _expand(_: _Builder, node: Node) -> Value | None:
     source, (result,) = node.args[0], node.results
     return source if source.shape == result.shape else None
 
@@ -257,11 +256,11 @@ _REWRITES: dict[Any, Rewrite] = {
     aten.detach: _detach,
     aten.detach_: _detach,
     aten.to: _cast,
-    aten._to_copy: _cast,  # noqa: SLF001
+    to_copy: _cast,
     aten.type_as: _cast,
     aten.view: _regroup,
     aten.reshape: _regroup,
-    aten._unsafe_view: _regroup,  # noqa: SLF001
+    unsafe_view: _regroup,
     aten.flatten: _regroup,
     aten.unflatten: _regroup,
     aten.view_as: _regroup,

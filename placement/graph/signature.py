@@ -86,7 +86,10 @@ def parse(text: str) -> tuple[tuple[tuple[Dim, ...], ...], tuple[tuple[Dim, ...]
 
     def side(part: str) -> tuple[tuple[Dim, ...], ...]:
         return tuple(
-            tuple(tuple(group.split()) if group else () if word == "1" else (word,) for group, word in _TOKEN.findall(item))
+            tuple(
+                tuple(group.split()) if group else () if word == "1" else (word,)
+                for group, word in _TOKEN.findall(item)
+            )
             for item in part.split(",")
         )
 
@@ -111,7 +114,10 @@ def expand(text: str, node: Node) -> tuple[tuple[tuple[Dim, ...], ...], tuple[tu
             if len(dim) == 1 and size != 1:
                 extent[dim[0]] = size
     final = [
-        tuple(() if size == 1 and len(dim) == 1 and dim[0] in extent else dim for dim, size in zip(dims, shape, strict=True))
+        tuple(
+            () if size == 1 and len(dim) == 1 and dim[0] in extent else dim
+            for dim, size in zip(dims, shape, strict=True)
+        )
         for dims, shape in expanded
     ]
     return tuple(final[: len(operands)]), tuple(final[len(operands) :])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from placement.graph.ir import Node, Output, Parameter, Value
-from placement.report.names import Names, common, operation, visible
+from placement.report.names import Names, common, operation, shared, visible
 from placement.types import Action, I, Kind, R, Type
 
 if TYPE_CHECKING:
@@ -106,16 +106,16 @@ def facts(plan: Plan) -> Facts:
     """Gather what there is to say about ``plan``."""
     names = Names(plan)
     axis = plan.axis.name
-    hooks = tuple(_hooks(plan, names))
+    files = _files(plan)
     params = [p for p in plan.graph.parameters if not p.is_buffer]
     return Facts(
-        files=_files(plan),
+        files=tuple(files.values()),
         mesh={axis: plan.axis.n},
         device=plan.bound.machine.device.name,
         link=plan.bound.machine.link.name,
-        conversions=tuple(_conversions(plan, names)),
+        conversions=tuple(_conversions(plan, names, files)),
         inside=tuple(_inside(plan, names)),
-        hooks=hooks,
+        hooks=tuple(_hooks(plan, names, files)),
         params={p.name: {axis: names.placement(p.value, plan.produced[p.value])} for p in plan.graph.parameters},
         values=_values(plan, names),
         outputs=_outputs(plan, names),
@@ -127,26 +127,44 @@ def facts(plan: Plan) -> Facts:
         cost=plan.cost[0],
         bound=plan.lower_bound[0],
         optimal=plan.cost == plan.lower_bound,
-        notes=tuple(plan.bound.notes),
+        notes=tuple(_note(note, files) for note in plan.bound.notes),
         stages=dict(plan.stages),
     )
 
 
-def _files(plan: Plan) -> tuple[str, ...]:
+def told_files(files: Iterable[str]) -> dict[str, str]:
+    """Files as they are told: without the folder that they share, which is another on every machine."""
+    found = sorted(files)
+    folder = shared([file.split("/")[:-1] for file in found])
+    return {file: "/".join(file.split("/")[len(folder) :]) for file in found}
+
+
+def _files(plan: Plan) -> dict[str, str]:
     bound = plan.bound
     pins = (*bound.inputs.values(), *bound.parameters.values(), *bound.values.values(), *bound.outputs.values())
-    return tuple(sorted({pin.span.file for pin in pins if pin is not None and pin.span is not None}))
+    return told_files({pin.span.file for pin in pins if pin is not None and pin.span is not None})
 
 
-def _conversions(plan: Plan, names: Names) -> Iterable[Converted]:
+def _causes(found: Iterable[str], files: Mapping[str, str]) -> tuple[str, ...]:
+    parts = (cause.rpartition(":") for cause in found)
+    return tuple(f"{files.get(file, file)}:{line}" for file, _, line in parts)
+
+
+def _note(text: str, files: Mapping[str, str]) -> str:
+    for file, told in files.items():
+        text = text.replace(f"{file}:", f"{told}:")
+    return text
+
+
+def _conversions(plan: Plan, names: Names, files: Mapping[str, str]) -> Iterable[Converted]:
     hooked = {hook.parameter.value for hook in plan.hooks}
     for step in plan.steps:
         if step.value in hooked and step.source.type == I and step.target.type == R:
             continue  # the hook says it
-        yield _converted(plan, names, step)
+        yield _converted(plan, names, step, files)
 
 
-def _converted(plan: Plan, names: Names, step: Step) -> Converted:
+def _converted(plan: Plan, names: Names, step: Step, files: Mapping[str, str]) -> Converted:
     producer = names.producers.get(step.value)
     stacks = [names.stack(user) for user in step.consumers]
     users = [user for user in step.consumers if user is not producer]
@@ -169,7 +187,7 @@ def _converted(plan: Plan, names: Names, step: Step) -> Converted:
         forward=visible(actions[0]),
         backward=visible(actions[1]),
         nbytes=step.nbytes,
-        cause=step.cause,
+        cause=_causes(step.cause, files),
         position=(names.order[producer], 1) if leaving and producer is not None else (min(uses), 0),
     )
 
@@ -189,7 +207,7 @@ def _inside(plan: Plan, names: Names) -> Iterable[Inside]:
             )
 
 
-def _hooks(plan: Plan, names: Names) -> Iterable[Hooked]:
+def _hooks(plan: Plan, names: Names, files: Mapping[str, str]) -> Iterable[Hooked]:
     by_parameter: dict[Parameter, list[Hook]] = {}
     for hook in plan.hooks:
         by_parameter.setdefault(hook.parameter, []).append(hook)
@@ -200,7 +218,7 @@ def _hooks(plan: Plan, names: Names) -> Iterable[Hooked]:
             axes=tuple(hook.axis for hook in found),
             nbytes=found[0].nbytes,
             meets=tuple(meets.get(parameter.value, {})),
-            cause=tuple(dict.fromkeys(cause for hook in found for cause in hook.cause)),
+            cause=_causes(dict.fromkeys(cause for hook in found for cause in hook.cause), files),
             dtype=str(parameter.value.dtype),
         )
 

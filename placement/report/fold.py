@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from placement.lang.patterns import compile_pattern
 from placement.report.facts import Converted, Facts, Hooked, Inside
-from placement.report.names import join, relative, within
+from placement.report.names import join, relative, shared, within
 from placement.types import Kind
 
 Segments = tuple[tuple[str, ...], ...]  # a product of alternatives, segment by segment
@@ -116,17 +116,8 @@ def _merged(column: Sequence[Item]) -> Item:
 
 
 def _outside(run: Sequence[Converted | Inside]) -> Block:
-    module = _shared([place(event) for event in run])
+    module = ".".join(shared(place(event).split(".") for event in run))
     return Block(module, (module,), tuple(_item(event, module) for event in run), is_layer=False)
-
-
-def _shared(paths: Sequence[str]) -> str:
-    shared: list[str] = []
-    for segments in zip(*(path.split(".") for path in paths), strict=False):
-        if len(set(segments)) > 1:
-            break
-        shared.append(segments[0])
-    return ".".join(shared)
 
 
 def _item(event: Converted | Inside, block: str) -> Item:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Hashable, Iterable, Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from placement.graph.ir import Call, Node, Output, Parameter, Value, op_name
 from placement.solver.bind import _PARAMETER_DIMS  # pyright: ignore[reportPrivateUsage] - the one table of these names
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from placement.solver.plan import Plan
 
 Stack = tuple[Call, ...]
+_T = TypeVar("_T", bound=Hashable)
 
 
 class Names:
@@ -108,12 +110,14 @@ def operation(node: Node) -> str:
 
 def common(stacks: Sequence[Stack]) -> str:
     """The innermost module that all of the stacks lie in, '' for the root."""
-    shared = ""
-    for calls in zip(*stacks, strict=False):
-        if len(set(calls)) > 1:
-            break
-        shared = repr(calls[0])
-    return shared
+    calls = shared(stacks)
+    return repr(calls[-1]) if calls else ""
+
+
+def shared(sequences: Iterable[Sequence[_T]]) -> list[_T]:
+    """What all sequences start with."""
+    columns = zip(*sequences, strict=False)
+    return [column[0] for column in takewhile(lambda column: len(set(column)) == 1, columns)]
 
 
 def join(module: str, name: str) -> str:

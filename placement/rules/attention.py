@@ -22,7 +22,7 @@ def _attention(node: Node) -> Signature | None:
     heads: Dim = ("h",)
     sizes = {}
     group: Dim = ("h",)
-    if rank < 4:  # noqa: PLR2004
+    if rank < 4:
         return None
     if given.get("enable_gqa") and query.shape[-3] != key.shape[-3]:
         heads, group = ("h",), ("h", "g")

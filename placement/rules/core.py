@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from placement.graph._torch import schema_arguments
 from placement.graph.ir import Node, Value
 from placement.graph.signature import Regrouping, Signature, expand, parse
 from placement.types import Action, Type
@@ -80,7 +81,7 @@ _RULES: dict[Any, Rule] = {}
 _PACKETS: dict[Any, Any] = {}  # by overload: torch takes its time to tell
 
 
-def rule(  # noqa: PLR0913 - the one call by which ops become known; every argument is optional
+def rule(
     op: Any,
     signature: str | SignatureRule,
     *,
@@ -167,13 +168,11 @@ def signature_of(node: Node) -> Signature | Regrouping | None:
 def arguments(node: Node) -> dict[str, Any]:
     """The node's arguments by the names of the op's schema, defaults filled in."""
     result: dict[str, Any] = {}
-    for position, argument in enumerate(node.op._schema.arguments):  # type: ignore[attr-defined]  # noqa: SLF001
+    for position, (name, default) in enumerate(schema_arguments(node.op)):
         if position < len(node.args):
-            result[argument.name] = node.args[position]
-        elif argument.name in node.kwargs:
-            result[argument.name] = node.kwargs[argument.name]
+            result[name] = node.args[position]
         else:
-            result[argument.name] = argument.default_value
+            result[name] = node.kwargs.get(name, default)
     return result
 
 

@@ -15,7 +15,7 @@ from placement.types import P, R
 
 def _embedding(node: Node) -> Signature:
     """``v h, * -> * h``: rows are needed whole, each lookup stands alone, linear in the table."""
-    table, indices = node.operands
+    _, indices = node.operands
     star: tuple[Dim, ...] = tuple((f"i{k}",) for k in range(len(indices.shape)))
     blocked = {"v"}
     if arguments(node)["scale_grad_by_freq"]:  # the gradient counts how often a row occurs in all indices
@@ -31,7 +31,11 @@ def _masked(node: Node, context: Context) -> Iterator[Form]:
     for run in context.runs(context.dims.of(table)[0]):
         kind = context.shard(table, run)
         if kind is not None:
-            yield Form((kind, R), (P,), code="rt.masked_embedding({indices}, {weight}, {axis}{weight_cut}, padding_idx={padding_idx})")
+            yield Form(
+                (kind, R),
+                (P,),
+                code="rt.masked_embedding({indices}, {weight}, {axis}{weight_cut}, padding_idx={padding_idx})",
+            )
 
 
 def _padding(args: dict[str, str]) -> str:

@@ -101,7 +101,7 @@ def _options(args: Mapping[str, str]) -> str:
     return options + (f", reduction={reduction!r}" if reduction != "mean" else "")
 
 
-def _call(name: str) -> object:
+def _call(name: str) -> Callable[[Mapping[str, str]], str]:
     def code(args: Mapping[str, str]) -> str:
         return f"{name}({args['self']}, {args['target']}, {args['axis']}{args['self_cut']}{_options(args)})"
 
@@ -181,7 +181,8 @@ def _elementwise_code(name: str, mean: str = "") -> Callable[[Mapping[str, str]]
 
 
 for _name in (
-    "binary_cross_entropy", "binary_cross_entropy_with_logits", "huber_loss", "kl_div", "l1_loss", "mse_loss", "smooth_l1_loss",
+    "binary_cross_entropy", "binary_cross_entropy_with_logits", "huber_loss", "kl_div", "l1_loss", "mse_loss",
+    "smooth_l1_loss",
 ):  # fmt: skip
     rule(
         getattr(aten, _name),

@@ -9,14 +9,14 @@ from placement.graph.signature import Signature
 from placement.rules.core import arguments, aten, elementwise, rule
 
 _NONLINEAR = [
-    aten.abs, aten.acos, aten.acosh, aten.asin, aten.asinh, aten.atan, aten.atanh, aten.bitwise_not, aten.ceil, aten.celu,
-    aten.clamp, aten.clamp_max, aten.clamp_min, aten.cos, aten.cosh, aten.digamma, aten.elu, aten.erf, aten.erfc,
-    aten.erfinv, aten.exp, aten.exp2, aten.expm1, aten.floor, aten.frac, aten.gelu, aten.hardshrink, aten.hardsigmoid,
-    aten.hardswish, aten.hardtanh, aten.isfinite, aten.isinf, aten.isnan, aten.leaky_relu, aten.lgamma, aten.log,
-    aten.log10, aten.log1p, aten.log2, aten.log_sigmoid, aten.logical_not, aten.logit, aten.mish, aten.nan_to_num,
-    aten.reciprocal, aten.relu, aten.relu6, aten.round, aten.rsqrt, aten.selu, aten.sgn, aten.sigmoid, aten.sign,
-    aten.silu, aten.sin, aten.sinc, aten.sinh, aten.softplus, aten.softshrink, aten.sqrt, aten.square, aten.tan,
-    aten.tanh, aten.threshold, aten.trunc,
+    aten.abs, aten.acos, aten.acosh, aten.asin, aten.asinh, aten.atan, aten.atanh, aten.bitwise_not, aten.ceil,
+    aten.celu, aten.clamp, aten.clamp_max, aten.clamp_min, aten.cos, aten.cosh, aten.digamma, aten.elu, aten.erf,
+    aten.erfc, aten.erfinv, aten.exp, aten.exp2, aten.expm1, aten.floor, aten.frac, aten.gelu, aten.hardshrink,
+    aten.hardsigmoid, aten.hardswish, aten.hardtanh, aten.isfinite, aten.isinf, aten.isnan, aten.leaky_relu,
+    aten.lgamma, aten.log, aten.log10, aten.log1p, aten.log2, aten.log_sigmoid, aten.logical_not, aten.logit,
+    aten.mish, aten.nan_to_num, aten.reciprocal, aten.relu, aten.relu6, aten.round, aten.rsqrt, aten.selu, aten.sgn,
+    aten.sigmoid, aten.sign, aten.silu, aten.sin, aten.sinc, aten.sinh, aten.softplus, aten.softshrink, aten.sqrt,
+    aten.square, aten.tan, aten.tanh, aten.threshold, aten.trunc,
     # of two tensors, or of a tensor and a number
     aten.atan2, aten.bitwise_and, aten.bitwise_or, aten.bitwise_xor, aten.copysign, aten.div.Scalar_mode,
     aten.div.Tensor_mode, aten.floor_divide, aten.fmax, aten.fmin, aten.fmod, aten.hypot, aten.lerp, aten.logaddexp,

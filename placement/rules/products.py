@@ -64,7 +64,9 @@ def _matmul(node: Node) -> Signature:
 
     def leading(shape: tuple[object, ...]) -> list[Dim]:
         offset = rank - max(len(shape) - 2, 0)
-        return [() if s == 1 and result.shape[i + offset] != 1 else (f"b{i + offset}",) for i, s in enumerate(shape[:-2])]
+        return [
+            () if s == 1 and result.shape[i + offset] != 1 else (f"b{i + offset}",) for i, s in enumerate(shape[:-2])
+        ]
 
     batch = [(f"b{i}",) for i in range(rank)]
     return Signature(

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from placement.graph._torch import overload_for, schema_arguments
 from placement.graph.capture import capture
 from placement.graph.factors import infer
 from placement.graph.ir import Graph, Input, Node, Value, leaves, op_name, substitute
@@ -132,7 +133,7 @@ def prove(
     }
     args = substitute(args, lambda leaf: fresh.get(id(leaf), leaf))
     kwargs = {k: substitute(v, lambda leaf: fresh.get(id(leaf), leaf)) for k, v in kwargs.items()}
-    overload = _overload(op, args, kwargs)
+    overload = overload_for(op, args, kwargs)
     graph, env = _program(op, args, kwargs) if overload is None else _single(overload, args, kwargs)
     context = Context(infer(graph, signature_of), n, {}, frozenset())
     findings: list[Finding] = []
@@ -145,14 +146,6 @@ def prove(
 
 
 # -- what is proven: one op, or the ops of a program -----------------------------------------------
-
-
-def _overload(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    op = getattr(op, "_opoverload", op)  # what torch.library.custom_op returns
-    if isinstance(op, torch._ops.OpOverloadPacket):  # noqa: SLF001 - its only name
-        name = torch._C._jit_resolve_packet(op._qualified_op_name, *args, **kwargs)  # noqa: SLF001 - as the packet's own call does
-        return getattr(op, name)
-    return op if isinstance(op, torch._ops.OpOverload) else None  # noqa: SLF001 - its only name
 
 
 def _single(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Graph, dict[Value, Tensor]]:
@@ -209,8 +202,8 @@ def _call(node: Node, operands: Sequence[Tensor], given: Mapping[str, Any] | Non
     def fill(tree: Any) -> Any:
         return substitute(tree, lambda leaf: next(rest) if isinstance(leaf, Value) else leaf)
 
-    names = [a.name for a in node.op._schema.arguments]  # type: ignore[attr-defined]  # noqa: SLF001 - its only name
     given = given or {}
+    names = (name for name, _ in schema_arguments(node.op))
     args = [given.get(name, fill(a)) for name, a in zip(names, node.args, strict=False)]
     outputs = node.op(*args, **{k: given.get(k, fill(v)) for k, v in node.kwargs.items()})
     listed = outputs if isinstance(outputs, tuple | list) else (outputs,)
@@ -306,7 +299,9 @@ class _Place:
             for ct, value, kind in zip(cotangents, self.node.results, self.strategy.results, strict=True)
         ]
         own = _gradients(
-            [y for ys in made for y in ys], [x for xs in ranks for x in xs], [part[r] for r in range(n) for part in parts]
+            [y for ys in made for y in ys],
+            [x for xs in ranks for x in xs],
+            [part[r] for r in range(n) for part in parts],
         )
         count = len(operands)
         for i, (value, kind) in enumerate(zip(self.node.operands, kinds, strict=True)):

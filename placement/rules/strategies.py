@@ -17,7 +17,7 @@ import torch
 from placement.graph.factors import Dims, Factors
 from placement.graph.ir import Node, Size, Value, evaluate
 from placement.graph.signature import Regrouping, Signature
-from placement.rules.core import Collective, Code, lookup
+from placement.rules.core import Code, Collective, lookup
 from placement.types import I, P, R, S, Type
 
 

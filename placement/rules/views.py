@@ -89,7 +89,8 @@ def _expand(node: Node) -> Signature:
     (source,), (result,) = node.operands, node.results
     offset = len(result.shape) - len(source.shape)
     dims = tuple(
-        () if size == 1 and result.shape[i + offset] != 1 else (f"d{i + offset}",) for i, size in enumerate(source.shape)
+        () if size == 1 and result.shape[i + offset] != 1 else (f"d{i + offset}",)
+        for i, size in enumerate(source.shape)
     )
     return Signature((dims,), (_letters(result),), linear=frozenset({0}))
 
@@ -107,7 +108,12 @@ def _partly(node: Node, dim: int) -> Signature:
 
 
 rule(aten.slice.Tensor, lambda node: _partly(node, arguments(node)["dim"]), code=None, view=True)
-rule(aten.narrow, lambda node: _partly(node, arguments(node)["dim"]), code="{self}.narrow({dim}, {start}, {length})", view=True)
+rule(
+    aten.narrow,
+    lambda node: _partly(node, arguments(node)["dim"]),
+    code="{self}.narrow({dim}, {start}, {length})",
+    view=True,
+)
 
 
 def _select(node: Node) -> Signature:
@@ -149,7 +155,12 @@ def _split(node: Node) -> Signature:
         piece = _letters(source)
         sizes = {"piece": len(node.results), letter: next(iter(lengths))}
         return Signature(
-            (tuple(dims),), (piece,) * len(node.results), frozenset({"piece"}), frozenset({0}), sizes=sizes, pieces=frozenset({"piece"})
+            (tuple(dims),),
+            (piece,) * len(node.results),
+            frozenset({"piece"}),
+            frozenset({0}),
+            sizes=sizes,
+            pieces=frozenset({"piece"}),
         )
     parts = [tuple((f"part{k}",) if i == dim else d for i, d in enumerate(dims)) for k in range(len(node.results))]
     blocked = frozenset({dims[dim][0], *(f"part{k}" for k in range(len(node.results)))})

@@ -28,9 +28,6 @@ from placement.runtime.simulated import Simulated
 from placement.runtime.trace import Event, record
 
 __all__ = [
-    "summed",
-    "dropout",
-    "attention",
     "ALL_REDUCE",
     "KEEP",
     "NONE",
@@ -52,9 +49,11 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "all_to_all",
+    "attention",
     "buffer",
     "class_parallel_cross_entropy",
     "clip_grad_norm_",
+    "dropout",
     "invariant",
     "joint_exchange",
     "masked_embedding",
@@ -70,6 +69,7 @@ __all__ = [
     "simulate",
     "split",
     "steps",
+    "summed",
     "tied",
     "token_parallel_cross_entropy",
 ]

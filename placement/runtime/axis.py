@@ -159,6 +159,7 @@ class MeshAxis(Axis):
         device = torch.device(mesh.device_type)
         if device.type != "cpu":
             device = torch.device(device.type, torch.accelerator.current_device_index())
+        self.whole = mesh
         self.mesh = mesh if mesh.ndim == 1 else mesh[name]
         self.group = mesh.get_group(index)
         super().__init__(name, mesh.size(index), mesh.get_local_rank(index), device, reduce_dtype)

@@ -1,5 +1,8 @@
 """Emitted modules: parameters declared by their one-device shape, and how they are used."""
 
+# ruff: noqa: SLF001 - the functions here are methods of Module, kept out of its names
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -38,9 +38,7 @@ def mapped(function: Callable[[str, list[Tensor]], Any], values: Sequence[Any], 
         return function(name or "output", list(values))
 
     def child(key: Any) -> Any:
-        # An Output reads integers as positions, so dicts are read as dicts.
-        children = [dict.__getitem__(value, key) if isinstance(value, dict) else value[key] for value in values]
-        return mapped(function, children, f"{name}.{key}" if name else str(key))
+        return mapped(function, [value[key] for value in values], f"{name}.{key}" if name else str(key))
 
     if isinstance(first, dict):
         return type(first)({key: child(key) for key in first})

@@ -26,7 +26,7 @@ from placement.runtime.reductions import Reducer
 from placement.runtime.simulate import SimulatedMesh
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
+    from collections.abc import Callable, Generator, Iterable, Mapping
 
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -184,7 +184,6 @@ class Program(Module):
         guard = self.guard
         self.refuse_meta()
         guard.check(guard.arguments(args, kwargs), local=True)
-        self._aliases.clear()
         for reducer in self._reducers:
             reducer.open(self._aliases)
         self._random.begin(training=self.training)
@@ -205,12 +204,14 @@ class Program(Module):
             return result
 
         def wrapped(name: str, tensors: list[Tensor]) -> Tensor:
-            for axis, how in reversed(self.layout(self.outputs.get(name))):
-                if not isinstance(axis, MeshAxis):
-                    continue
-                placement: Placement = Partial() if how == "P" else Shard(how.dim % tensors[0].ndim)
-                return DTensor.from_local(tensors[0], axis.mesh, [placement], run_check=False)
-            return tensors[0]
+            (x,) = tensors
+            places: dict[str, Placement] = {
+                axis.name: Partial() if how == "P" else Shard(how.dim % x.ndim)
+                for axis, how in self.layout(self.outputs.get(name))
+            }
+            if not places:
+                return x
+            return DTensor.from_local(x, _submesh(self._axes, places), list(places.values()), run_check=False)
 
         result = mapped(wrapped, [result])
         return result if self.restore is None else self.restore(result)
@@ -267,6 +268,12 @@ class Program(Module):
 
 def _dotted(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
+
+
+def _submesh(axes: Mapping[str, Axis], names: Iterable[str]) -> DeviceMesh:
+    """The mesh of the named axes, in their order."""
+    chosen = [axis for axis in (axes[name] for name in names) if isinstance(axis, MeshAxis)]
+    return chosen[0].mesh if len(chosen) == 1 else chosen[0].whole[tuple(axis.name for axis in chosen)]
 
 
 def clone(program: Program) -> Program:

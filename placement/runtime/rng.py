@@ -68,6 +68,7 @@ class Random:
         if entry is not None:
             _ambient.leave(entry)
 
+    @eager
     def key(self, path: str, site: Site) -> int:
         """64 bits for the op ``site`` of the module ``path`` in the running call; see ``place``."""
         ambient = torch.initial_seed()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import sympy
 
 from placement.graph.factors import Dims, Factors, NameClashError, NamedDims, infer
-from placement.graph.ir import Graph, Output, Parameter, Size, Value
+from placement.graph.ir import Graph, Output, Parameter, Size, Value, evaluate
 from placement.lang.diagnostics import Diagnostics, did_you_mean
 from placement.lang.spec import OutputLine, ParamLine, Placed, Span, Spec, ValueLine
 from placement.rules import Context, signature_of
@@ -298,7 +298,9 @@ class _Binder:
                     lines[value] = (line, info.path)
                     if placed and not isinstance(placed.placement, Auto):
                         kinds = self.types(value, placed, f"the output of '{info.path}'")
-                        pins[value] = Pin(kinds, placed.span)
+                        # Replicate is I where there is a choice: R would let the gradient stay partial through the
+                        # module, and so turn its weights' hooks on and its collectives into halves.
+                        pins[value] = Pin((I,) if I in kinds else kinds, placed.span)
         return pins
 
     def outputs(self) -> dict[Output, Pin | None]:
@@ -437,7 +439,7 @@ class _Binder:
             note = f"{what} stays replicated: {parts} does not divide into {self.axis.n} blocks of whole parts"
             self.notes.append(f"{placed.span}: {note}")
             return _unsharded(value)
-        size = first if isinstance(first, int) else f"{first} = {first.subs(self.context.hints)}"
+        size = first if isinstance(first, int) else f"{first} = {evaluate(first, self.context.hints)}"
         dim = placed.placement.dim if isinstance(placed.placement, Shard) else ""
         text = f"dim '{dim}' of {what} is {size}, which axis '{self.axis.name}' of {self.axis.n} does not divide"
         self.found.error("PLC203", text, placed.dim_span or placed.span)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,6 +19,7 @@ from placement.graph.signature import Signature
 from placement.lang.diagnostics import Diagnostic, PlacementError
 from placement.rules import Strategy, lookup, strategies
 from placement.solver.bind import Bound, Pin
+from placement.solver.causes import Causes
 from placement.solver.eliminate import Infeasible, solve
 from placement.solver.plan import Hook, Plan, Step, Version
 from placement.solver.problem import Net, Problem, Variable
@@ -245,7 +246,7 @@ class _Builder:
             self.bytes[value] = numel(value.shape, self.context.hints) * value.dtype.itemsize
         return self.bytes[value]
 
-    def _price(self, value: Value) -> object:
+    def _price(self, value: Value) -> Callable[[Type, Type], Cost | None]:
         nbytes = self._nbytes(value)
         hook, sealed = value in self.fixed, value in self.sealed
         machine = self.machine
@@ -324,7 +325,11 @@ class _Builder:
 
     def plan(self, choice: Sequence[int], cost: Cost, lower: Cost) -> Plan:
         chosen = [options[index] for options, index in zip(self.choices, choice, strict=True)]
-        strategy_of = {owner: s for owner, s in zip(self.owner, chosen, strict=True) if isinstance(owner, Node)}
+        strategy_of = {
+            owner: s
+            for owner, s in zip(self.owner, chosen, strict=True)
+            if isinstance(owner, Node) and isinstance(s, Strategy)
+        }
         produced: dict[Value, Type] = {}
         uses: dict[tuple[Node | Output, int], Version] = {}
         steps: list[Step] = []
@@ -335,7 +340,7 @@ class _Builder:
             steps += self._steps(spec, made, choice, uses)
         order = {value: index for index, value in enumerate(self.bound.graph.values())}
         steps.sort(key=lambda s: (order[s.value], s.source.stage, s.target.stage))
-        causes = _Causes(self.bound, strategy_of)
+        causes = Causes(self.bound)
         steps = [causes.explain(step) for step in steps]
         hooks = [
             Hook(p, self.bound.axis.name, self._nbytes(p.value), causes.of_parameter(p.value, steps))
@@ -358,7 +363,7 @@ class _Builder:
             if position >= 0:
                 uses[user, position] = Version(spec.value, kind, spec.stage)
             users.setdefault(kind, []).append(user)
-        edges = conversion_tree(kinds, self._price(spec.value), ids[made], asked)  # type: ignore[arg-type]
+        edges = conversion_tree(kinds, self._price(spec.value), ids[made], asked)
         fixed_to = self.pinned.get(spec.value) if spec.stage == 0 else None
         steps = []
         reach = {kinds[b]: users.get(kinds[b], []) for _, b in edges}
@@ -392,7 +397,7 @@ class _Builder:
         for index, known in enumerate(self.names):
             owner = self.owner[index]
             if known == name and isinstance(owner, Node):
-                causes = _Causes(self.bound, {})
+                causes = Causes(self.bound)
                 span = causes.nearest_span(owner)
                 return Diagnostic(
                     "PLC301",
@@ -408,78 +413,3 @@ def _staged(step: Step, kind: Type) -> Step:
     if step.target.type != kind:
         return step
     return dataclasses.replace(step, target=Version(step.value, kind, 1))
-
-
-class _Causes:
-    """Finds the statements that a conversion follows from: the nearest pins on both of its sides."""
-
-    def __init__(self, bound: Bound, strategy_of: Mapping[Node, Strategy]) -> None:
-        self.bound = bound
-        self.strategy_of = strategy_of
-        self.producer = {v: node for node in bound.graph.nodes for v in node.results}
-        self.consumers: dict[Value, list[Node]] = {}
-        for node in bound.graph.nodes:
-            for operand in node.operands:
-                self.consumers.setdefault(operand, []).append(node)
-
-    def explain(self, step: Step) -> Step:
-        found: list[str] = []
-        own = (
-            self.bound.values.get(step.value)
-            or self.bound.inputs.get(step.value)
-            or self.bound.parameters.get(step.value)
-        )
-        if own is not None and own.cause:
-            found.append(own.cause)
-        else:
-            found += self._upstream(self.producer.get(step.value))
-        for user in step.consumers:
-            found += self._downstream(user)
-        return dataclasses.replace(step, cause=tuple(dict.fromkeys(found)))
-
-    def of_parameter(self, value: Value, steps: Iterable[Step]) -> tuple[str, ...]:
-        """The statements because of which a parameter is used replicated."""
-        users = [u for s in steps if s.value is value for u in s.consumers if isinstance(u, Node)]
-        found: list[str] = []
-        for user in users:
-            found += self._pins_of(user) or self._upstream(user) or self._downstream(user)
-        return tuple(dict.fromkeys(found))
-
-    def nearest_span(self, node: Node) -> object:
-        """The span of a pin at or near a node."""
-        for pins in (self.bound.values, self.bound.parameters):
-            for value in (*node.results, *node.operands):
-                pin = pins.get(value)
-                if pin is not None and pin.span is not None:
-                    return pin.span
-        return None
-
-    def _pins_of(self, node: Node) -> list[str]:
-        found = [self.bound.parameters[v].cause for v in node.operands if v in self.bound.parameters]
-        found += [self.bound.values[v].cause for v in (*node.operands, *node.results) if v in self.bound.values]
-        return [c for c in found if c]
-
-    def _upstream(self, node: Node | None) -> list[str]:
-        seen: set[Node] = set()
-        level = [node] if node is not None else []
-        while level:
-            found = [c for n in level for c in self._pins_of(n)]
-            if found:
-                return found[:2]
-            seen.update(level)
-            level = [p for n in level for v in n.operands if (p := self.producer.get(v)) is not None and p not in seen]
-        return []
-
-    def _downstream(self, user: Node | Output) -> list[str]:
-        if isinstance(user, Output):
-            pin = self.bound.outputs.get(user)
-            return [pin.cause] if pin is not None and pin.cause else []
-        seen: set[Node] = set()
-        level = [user]
-        while level:
-            found = [c for n in level for c in self._pins_of(n)]
-            if found:
-                return found[:2]
-            seen.update(level)
-            level = [c for n in level for v in n.results for c in self.consumers.get(v, []) if c not in seen]
-        return []

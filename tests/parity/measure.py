@@ -26,7 +26,7 @@ from tests.parity import models
 
 STEPS = 5
 TOLERANCES = {"output": 1e-11, "input gradient": 1e-11, "gradient": 1e-11, "weight": 1e-9}
-# Batch and sequence of further calls through one compiled module, whose example was 3 × 12.
+# Batch and sequence of further calls through one compiled module, whose example was 3 by 12.
 SHAPES = ((3, 12), (2, 20), (1, 16))
 
 
@@ -44,7 +44,11 @@ class Measured:
             one, many = want.get(name), got.get(name)
             if one is None and many is None:
                 continue
-            error = float("inf") if one is None or many is None or one.shape != many.shape else _error(many, one, want, name)
+            error = (
+                float("inf")
+                if one is None or many is None or one.shape != many.shape
+                else _error(many, one, want, name)
+            )
             worst[name] = max(worst.get(name, 0.0), error)
 
     def problems(self) -> list[str]:
@@ -103,7 +107,7 @@ def call(model: Any, **inputs: Tensor) -> tuple[Any, dict[str, Tensor | None]]:
 
 
 @functools.cache
-def _captured(family: str, embeds: bool) -> tuple[nn.Module, Graph]:  # noqa: FBT001 - a key
+def _captured(family: str, embeds: bool) -> tuple[nn.Module, Graph]:
     model = models.build(family)
     given = models.inputs(embeds=embeds)
     first = ("batch", "seq", "hidden") if embeds else ("batch", "seq")
@@ -112,11 +116,11 @@ def _captured(family: str, embeds: bool) -> tuple[nn.Module, Graph]:  # noqa: FB
 
 
 @contextlib.contextmanager
-def shared_capture(family: str, embeds: bool) -> Iterator[nn.Module]:  # noqa: FBT001 - a key
+def shared_capture(family: str, embeds: bool) -> Iterator[nn.Module]:
     """The model, and while it is open, one graph of it for all meshes and specs: capture depends on neither."""
     model, graph = _captured(family, embeds)
     model.load_state_dict(models.build(family).state_dict())
-    with mock.patch.object(api, "capture", lambda *_: graph):
+    with mock.patch.object(api, "capture", return_value=graph):
         yield model
 
 
@@ -160,6 +164,6 @@ def _train(model: nn.Module, program: Any, found: Measured) -> None:
     found.drifted = drifted(program)
 
 
-def on_gloo(n: int, family: str, mode: str, embeds: bool) -> Measured:  # noqa: FBT001 - pickled as it is
+def on_gloo(n: int, family: str, mode: str, embeds: bool) -> Measured:
     """``measure`` on this process's mesh of n ranks."""
     return measure(init_device_mesh("cpu", (n,), mesh_dim_names=("tp",)), family, mode, embeds=embeds)

@@ -77,7 +77,7 @@ def graph(layers: int, name: str) -> Graph:
 
 
 @cache
-def make(spec: str, n: int = 4, layers: int = 3, name: str = "blocks", seq: int = 8) -> Plan:
+def make(spec: str, n: int = 4, layers: int = 3, name: str = "blocks", seq: int = 8, file: str = "net.plc") -> Plan:
     """The plan on ``n`` ranks, priced at sequences of ``seq``; ``name`` replaces ``blocks`` in model and spec."""
-    read = parse(spec.replace("blocks", name), "net.plc")
+    read = parse(spec.replace("blocks", name), file)
     return plan(bind(graph(layers, name), read, {"tp": n}, sizes={"seq": seq}), read.sources)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections import Counter
@@ -11,6 +12,7 @@ import pytest
 
 from placement.lang.parser import parse
 from placement.report import explain_data, to_json
+from placement.report.facts import facts, told_files
 from placement.report.names import visible
 from placement.types import Action, I, R
 from tests.report.plans import LONG, MIXED, PLACED, SEQUENCE, SPEC, WHOLE, make
@@ -165,6 +167,22 @@ def test_time_and_proof_are_the_solvers(plan):
     assert data["proof"] == {"cost": plan.cost[0], "bound": plan.lower_bound[0]}
     assert data["time"]["communication"] + data["time"]["compute"] == plan.cost[0]
     assert (data["time"]["communication"] > 0) == (plan.axis.n > 1)
+
+
+def test_no_folder_of_a_machine_is_told():
+    here, there = make(SEQUENCE), make(SEQUENCE, file="/somewhere/else/net.plc")
+    assert to_json(here) == to_json(there)
+    noted = dataclasses.replace(
+        there, bound=dataclasses.replace(there.bound, notes=("/somewhere/else/net.plc:3:1: so",))
+    )
+    assert facts(noted).notes == ("net.plc:3:1: so",)
+
+
+def test_files_of_two_folders_keep_what_tells_them_apart():
+    files = {"/a/b/net.plc": "net.plc", "/a/b/parts/mlp.plc": "parts/mlp.plc", "/a/b/norm.plc": "norm.plc"}
+    assert told_files(files) == files
+    assert told_files(["net.plc", "../common.plc"]) == {"net.plc": "net.plc", "../common.plc": "../common.plc"}
+    assert told_files([]) == {}
 
 
 def _keys(data, prefix=""):

@@ -14,7 +14,7 @@ DOUBLE = torch.float64
 
 @dataclass(frozen=True)
 class Sample:
-    """One call. ``arguments(n)`` gives the op's positional arguments; ``least`` is a number of strategies it must have."""
+    """One call. ``arguments(n)`` gives the positional arguments; at least ``least`` strategies must be offered."""
 
     op: Any
     arguments: Callable[[int], tuple[Any, ...]]
@@ -26,6 +26,11 @@ class Sample:
 
 
 SAMPLES: list[Sample] = []
+
+
+def twice(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """One value in two places."""
+    return tensor, tensor
 
 
 def sample(op: Any, arguments: Callable[[int], tuple[Any, ...]], least: int = 3, **kwargs: Any) -> None:
@@ -59,10 +64,10 @@ def b(*shape: int) -> torch.Tensor:
 
 for _name in """
     abs acos asin asinh atan atanh ceil celu cos cosh digamma elu erf erfc erfinv exp exp2 expm1 floor frac gelu
-    hardshrink hardsigmoid hardswish hardtanh isfinite isinf isnan leaky_relu lgamma log log10 log1p log2 log_sigmoid
-    logical_not logit mish nan_to_num reciprocal relu relu6 round rsqrt selu sgn sigmoid sign silu sin sinc sinh softplus
-    softshrink sqrt square tan tanh trunc ones_like zeros_like
-""".split():
+    hardshrink hardsigmoid hardswish hardtanh isfinite isinf isnan leaky_relu lgamma log log10 log1p log2
+    log_sigmoid logical_not logit mish nan_to_num reciprocal relu relu6 round rsqrt selu sgn sigmoid sign silu
+    sin sinc sinh softplus softshrink sqrt square tan tanh trunc ones_like zeros_like
+""".split():  # noqa: SIM905 - words read best as text
     sample(getattr(aten, _name).default, lambda n: (u(n, 3 * n, 2),), least=4)
 sample(aten.acosh.default, lambda n: (u(n, 3 * n) + 1.0,), least=4)
 sample(aten.gelu.default, lambda n: (x(n, 3 * n),), least=4, approximate="tanh")
@@ -84,12 +89,16 @@ _PAIRS = {  # operands of one shape, a row, a column, one that both extend
     "both": lambda n, make: (make(n, 1), make(1, 3 * n)),
     "scalar": lambda n, make: (make(n, 3 * n), make()),
 }
-for _name in "atan2 copysign fmax fmin fmod hypot logaddexp maximum minimum remainder xlogy eq ne lt le gt ge".split():
+for _name in """
+    atan2 copysign fmax fmin fmod hypot logaddexp maximum minimum remainder xlogy eq ne lt le gt ge
+""".split():  # noqa: SIM905 - words read best as text
     _packet = getattr(aten, _name)
     _op = _packet.Tensor if "Tensor" in _packet.overloads() else _packet.default
     for _pair in _PAIRS.values():
         sample(_op, lambda n, pair=_pair: pair(n, u))
-for _name in "bitwise_and bitwise_or bitwise_xor __and__ __or__ __xor__ logical_and logical_or logical_xor".split():
+for _name in """
+    bitwise_and bitwise_or bitwise_xor __and__ __or__ __xor__ logical_and logical_or logical_xor
+""".split():  # noqa: SIM905 - words read best as text
     _packet = getattr(aten, _name)
     _op = _packet.Tensor if "Tensor" in _packet.overloads() else _packet.default
     for _make in (b, i):
@@ -122,7 +131,7 @@ sample(aten.rsub.Tensor, lambda n: (x(n, 3 * n), x(3 * n)), least=5)
 sample(aten.mul.Scalar, lambda n: (x(n, 3 * n), -2.0), least=5)
 sample(aten.mul.Tensor, lambda n: (x(n, 3 * n), 0.125), least=5)
 sample(aten.mul.Tensor, lambda n: (x(n, 3 * n), b(3 * n)), least=5)
-sample(aten.mul.Tensor, lambda n: (lambda t: (t, t))(x(n, 3 * n)), least=5)  # one value in two places
+sample(aten.mul.Tensor, lambda n: twice(x(n, 3 * n)), least=5)  # one value in two places
 sample(aten.div.Scalar, lambda n: (x(n, 3 * n), 3.0), least=5)
 sample(aten.div.Tensor, lambda n: (i(n, 3 * n), 3.0), least=4)
 sample(aten.pow.Tensor_Scalar, lambda n: (x(n, 3 * n), 2), least=4)
@@ -157,7 +166,7 @@ sample(aten.linear.default, lambda n: (x(2, n, 3 * n), x(5 * n, 3 * n)), least=7
 sample(aten.linear.default, lambda n: (x(3 * n), x(5 * n, 3 * n)), least=6)
 sample(aten.linear.default, lambda n: (x(2, n, 3 * n), x(5 * n, 3 * n), x(5 * n)), least=6)
 sample(aten.mm.default, lambda n: (x(n, 3 * n), x(3 * n, 5 * n)), least=7)
-sample(aten.mm.default, lambda n: (lambda t: (t, t))(x(3 * n, 3 * n)), least=4)  # one factor in both dims
+sample(aten.mm.default, lambda n: twice(x(3 * n, 3 * n)), least=4)  # one factor in both dims
 sample(aten.bmm.default, lambda n: (x(n, 5, 3 * n), x(n, 3 * n, 5 * n)), least=7)
 sample(aten.mv.default, lambda n: (x(n, 3 * n), x(3 * n)), least=6)
 sample(aten.dot.default, lambda n: (x(3 * n), x(3 * n)), least=5)
@@ -214,7 +223,7 @@ sample(aten.chunk.default, lambda n: (x(n, 6 * n), 3, -1), least=5)
 sample(aten.chunk.default, lambda n: (x(n, 5), 3, 1), least=4)
 sample(aten.cat.default, lambda n: ((x(n, 3 * n), x(n, 2 * n)), -1), least=4)
 sample(aten.cat.default, lambda n: ((x(n, 3 * n), x(n, 3 * n), x(n, 3 * n)), 0), least=4)
-sample(aten.cat.default, lambda n: ((lambda t: (t, t))(x(n, 3 * n)), 1), least=4)
+sample(aten.cat.default, lambda n: (twice(x(n, 3 * n)), 1), least=4)
 sample(aten.stack.default, lambda n: ((x(n, 3 * n), x(n, 3 * n)), 1), least=5)
 sample(aten.stack.default, lambda n: ((x(n, 3 * n), x(n, 3 * n)), -1), least=5)
 sample(aten.pad.default, lambda n: (x(n, 3 * n), (1, 2)), least=4)
@@ -236,7 +245,7 @@ sample(aten.diff.default, lambda n: (i(n, 3 * n), 1, -1, i(n, 1)), least=3)
 for _keep in (False, True):
     sample(aten.sum.dim_IntList, lambda n, k=_keep: (x(n, 3, 5 * n), (-1,), k), least=5)
     sample(aten.mean.dim, lambda n, k=_keep: (x(n, 3, 5 * n), (0, -1), k), least=5)
-    for _name in "amax amin var.dim std.dim var_mean.dim std_mean.dim".split():
+    for _name in ["amax", "amin", "var.dim", "std.dim", "var_mean.dim", "std_mean.dim"]:
         _packet, _, _overload = _name.partition(".")
         _op = getattr(getattr(aten, _packet), _overload or "default")
         sample(_op, lambda n, k=_keep: (x(n, 3, 5 * n), (-1,)), least=3, keepdim=_keep)
@@ -261,7 +270,14 @@ sample(aten.mean.default, lambda n: (x(n, 3 * n),), least=5)
 sample(aten.nansum.default, lambda n: (x(n, 3 * n), (1,)), least=4)
 sample(aten.count_nonzero.default, lambda n: (i(n, 3 * n), 1), least=3)
 sample(aten.count_nonzero.dim_IntList, lambda n: (b(n, 3 * n), (0, 1)), least=3)
-for _op in (aten.max.default, aten.min.default, aten.median.default, aten.prod.default, aten.any.default, aten.all.default):
+for _op in (
+    aten.max.default,
+    aten.min.default,
+    aten.median.default,
+    aten.prod.default,
+    aten.any.default,
+    aten.all.default,
+):
     sample(_op, lambda n: (x(n, 3 * n),), least=1)
 sample(aten.any.dims, lambda n: (b(2, n, 3 * n), (0, 1)), least=2)
 for _op in (aten.var, aten.std, aten.var_mean, aten.std_mean):
@@ -294,7 +310,11 @@ sample(aten.embedding.default, lambda n: (x(5 * n, 3 * n), i(2, n, high=5 * n), 
 sample(aten.embedding.default, lambda n: (x(5 * n, 3 * n), i(3 * n, high=5 * n), -1, True), least=4)
 sample(aten.gather.default, lambda n: (x(n, 3 * n), 1, i(n, 5 * n, high=3 * n)), least=5)
 sample(aten.gather.default, lambda n: (x(3 * n, 5 * n), -1, i(2 * n, 5 * n, high=5 * n)), least=4)
-sample(aten.scatter.src, lambda n: (x(n, 3 * n), 1, torch.stack([torch.randperm(3 * n) for _ in range(n)]), x(n, 3 * n)), least=4)
+sample(
+    aten.scatter.src,
+    lambda n: (x(n, 3 * n), 1, torch.stack([torch.randperm(3 * n) for _ in range(n)]), x(n, 3 * n)),
+    least=4,
+)
 sample(aten.scatter.value, lambda n: (x(n, 3 * n), 1, i(n, 2, high=3 * n), 5.0), least=3)
 sample(aten.scatter_add.default, lambda n: (x(n, 3 * n), -1, i(n, 5 * n, high=3 * n), x(n, 5 * n)), least=5)
 sample(aten.index_select.default, lambda n: (x(n, 3 * n), -1, i(5 * n, high=3 * n)), least=5)
@@ -318,13 +338,20 @@ sample(_ATTENTION, lambda n: (x(2, 3 * n, 3, 2), x(2, n, 5, 2), x(2, n, 5, 2)), 
 for _reduction in range(3):
     _least = {0: 3, 1: 3, 2: 3}[_reduction]
     _all = {"reduction": _reduction}
-    sample(aten.cross_entropy_loss.default, lambda n: (x(3 * n, 2 * n), _classes(3 * n, classes=2 * n)), least=_least, **_all)
-    sample(aten.cross_entropy_loss.default, lambda n: (g(x(n, 2 * n, 3)), _classes(n, 3, classes=2 * n), u(2 * n)), **_all)
+    sample(
+        aten.cross_entropy_loss.default,
+        lambda n: (x(3 * n, 2 * n), _classes(3 * n, classes=2 * n)),
+        least=_least,
+        **_all,
+    )
+    sample(
+        aten.cross_entropy_loss.default, lambda n: (g(x(n, 2 * n, 3)), _classes(n, 3, classes=2 * n), u(2 * n)), **_all
+    )
     sample(aten.cross_entropy_loss.default, lambda n: (x(3 * n, 2 * n), u(3 * n, 2 * n)), least=2, **_all)
     sample(aten.nll_loss_nd.default, lambda n: (x(3 * n, 4), _classes(3 * n, classes=4)), least=3, **_all)
     sample(aten.nll_loss.default, lambda n: (g(x(3 * n, 4)), _classes(3 * n, classes=4), u(4)), least=3, **_all)
     sample(aten.nll_loss2d.default, lambda n: (x(n, 4, 3 * n, 2), _classes(n, 3 * n, 2, classes=4)), least=3, **_all)
-    for _name in "mse_loss l1_loss huber_loss smooth_l1_loss".split():
+    for _name in ["mse_loss", "l1_loss", "huber_loss", "smooth_l1_loss"]:
         sample(getattr(aten, _name).default, lambda n: (x(n, 3 * n), x(n, 3 * n)), least=4, **_all)
     sample(aten.kl_div.default, lambda n: (u(n, 3 * n).log(), u(n, 3 * n)), least=4, **_all)
     sample(aten.kl_div.default, lambda n: (u(n, 3 * n).log(), u(n, 3 * n).log()), least=4, log_target=True, **_all)

@@ -49,4 +49,6 @@ def test_implementations_are_offered_and_run() -> None:
                 offered.setdefault(finding.op, set()).add(finding.strategy.implementation)
     assert offered["aten.embedding.default"] == {"masked lookup"}
     assert offered["aten.cross_entropy_loss.default"] == {"over classes", "over tokens"}
-    assert offered["aten.mean.default"] == offered["aten.mean.dim"] == offered["aten.mse_loss.default"] == {"global count"}
+    assert (
+        offered["aten.mean.default"] == offered["aten.mean.dim"] == offered["aten.mse_loss.default"] == {"global count"}
+    )

@@ -23,7 +23,10 @@ def test_the_page_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core, "_RULES", dict(core._RULES))
     names: dict[str, object] = {}
     printed = ""
-    blocks = [(match[1], match[2], _PAGE.read_text()[: match.start()].count("\n")) for match in _BLOCK.finditer(_PAGE.read_text())]
+    blocks = [
+        (match[1], match[2], _PAGE.read_text()[: match.start()].count("\n"))
+        for match in _BLOCK.finditer(_PAGE.read_text())
+    ]
     assert len(blocks) >= 10
     for kind, text, line in blocks:
         if kind == "text":

@@ -271,3 +271,19 @@ def distributed() -> None:
 @pytest.mark.gloo
 def test_inputs_and_outputs_on_a_mesh(gloo: Pool) -> None:
     gloo(2).run(distributed)
+
+
+def two_axes_distributed() -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    program = Both(w=rt.param(4, 6, cut={"tp": rt.Cut(1)})).on(mesh)
+    w, x = torch.arange(24.0).reshape(4, 6), torch.arange(32.0).reshape(8, 4)
+    program.load_full_state_dict({"w": w})
+    out = program(x.chunk(2)[mesh.get_local_rank("dp")])
+    assert torch.equal(out.full_tensor(), x @ w)
+    out.to_local().sum().backward()
+    torch.testing.assert_close(program.full_gradients()["w"], x.sum(0)[:, None].expand(4, 6))
+
+
+@pytest.mark.gloo
+def test_two_axes_on_a_mesh(gloo: Pool) -> None:
+    gloo(4).run(two_axes_distributed)

@@ -390,6 +390,20 @@ def test_the_one_device_model_recomputes_too() -> None:
     same(([out.detach() for out in outs], {name: p.grad for name, p in model.named_parameters()}), want)
 
 
+def test_compiled_equals_eager() -> None:
+    compiled = on(rt.simulate(tp=1), program(Replicated1, Local))
+    want = run(compiled, 2)
+    compiled.zero_grad()
+    rt.seed(compiled, 0)
+    (one,) = compiled.programs
+    call = torch.compile(one, backend="aot_eager")
+    outs = [call(inputs(i).requires_grad_()) for i in range(2)]
+    for out in outs:
+        out.square().sum().backward()
+    same(([out.detach() for out in outs], compiled.full_gradients()), want)
+    assert rt.steps(compiled) == 2
+
+
 # -- the one-device side --------------------------------------------------------------------------
 
 

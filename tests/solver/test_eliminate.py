@@ -12,9 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.solver import decoder
 from placement.solver import eliminate, prune
+from placement.solver.cost import DEVICES, LINKS, Machine
 from placement.solver.eliminate import Infeasible, solve
-from placement.solver.problem import FORBIDDEN, LIMIT, Net, Problem, Variable
+from placement.solver.problem import FORBIDDEN, Net, Problem, Variable
 from placement.solver.tables import Model
 from tests.solver.problems import brute_force, by_milp, random_problem, repeated_problem, tangled_problem
 
@@ -140,18 +142,16 @@ def test_repeated_parts_are_told_apart_by_how_they_are_joined(dense: int) -> Non
 
 
 def test_many_infinities_do_not_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hub with 40 neighbours of which each forbids one choice: the sum of infinities stays infinite."""
+    """40 nets that each forbid one choice of a variable: their sum is infinite, not negative."""
     monkeypatch.setattr(prune, "_PASSES", 0)
-    spokes = 40
-    hub = Variable("hub", np.zeros((3, 2), dtype=np.int64))
-    others = [Variable(f"v{k}", np.array([[LIMIT // 64 + k, 1], [0, 0], [0, 0]])) for k in range(spokes)]
+    free = Variable("free", np.array([[0, 7], [0, 0], [0, 0]]))
+    fixed = [Variable(f"v{k}", np.array([[1], [0], [0]])) for k in range(40)]
     table = np.zeros((3, 2, 4), dtype=np.int64)
     table[0, 0, 0b10] = table[0, 0, 0b11] = FORBIDDEN  # type 0 cannot become type 1
-    ids = np.array([0, 1])
-    nets = [Net(f"n{k}", 0, ids, ((k + 1, ids),), table) for k in range(spokes)]
-    solution = solve(Problem((hub, *others), tuple(nets)))
-    assert solution.cost == (spokes, 0, 0)
-    assert solution.choice == (1, *[1] * spokes)
+    nets = [Net(f"n{k}", 0, np.array([0, 1]), ((k + 1, np.array([1])),), table) for k in range(40)]
+    solution = solve(Problem((free, *fixed), tuple(nets)))
+    assert solution.cost == (47, 0, 0)
+    assert solution.choice[0] == 1
 
 
 def test_ties_go_to_the_lowest_index() -> None:
@@ -220,7 +220,7 @@ def test_a_conflict_is_named_by_its_nets_alone(seed: int) -> None:
     costs = [free] * 30
     costs[4], costs[9] = only_0, only_1
     path = [(4, 12), (12, 20), (20, 9)]
-    others = [(v, v + 1) for v in range(21, 29)] + [(4, 0), (12, 1), (20, 2), (0, 1), (2, 1)]
+    others = [(v, v + 1) for v in range(21, 29)] + [(4, 0), (12, 1), (20, 2), (0, 13), (1, 14), (2, 15), (9, 16)]
     nets = [two_types(f"path{k}", a, (b,)) for k, (a, b) in enumerate(path)]
     nets += [two_types(f"other{k}", a, (b,)) for k, (a, b) in enumerate(others)]
     rng.shuffle(nets)
@@ -286,3 +286,15 @@ def run_with(seed: str, threads: str) -> str:
     return subprocess.run(
         [sys.executable, "-c", PRINT_CHOICES], cwd=ROOT, env=env, capture_output=True, text=True, check=True
     ).stdout
+
+
+@pytest.mark.parametrize("placed", [True, False], ids=["placed", "free"])
+def test_tables_do_not_grow_with_the_layers(placed: bool) -> None:
+    """A decoder whose every layer uses cos, sin and the mask; each layer more costs the same."""
+    machine = Machine(DEVICES["h100"], LINKS["nvlink"], 8)
+    solutions = [solve(decoder(layers, placed=placed, machine=machine)) for layers in (4, 5, 6)]
+    assert all(solution.bound == solution.cost for solution in solutions)
+    assert max(solution.width for solution in solutions) <= 12
+    assert max(solution.largest_table for solution in solutions) <= 500_000
+    first, second, third = (np.array(solution.cost) for solution in solutions)
+    assert (third - second == second - first).all()

@@ -1,0 +1,62 @@
+"""Every private torch name that the compiler leans on. The runtime, which stands alone, has a file of its own."""
+
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeGuard
+
+import sympy
+import torch
+
+HigherOrderOperator = torch._ops.HigherOrderOperator
+OpOverload = torch._ops.OpOverload
+
+aten = torch.ops.aten
+to_copy = aten._to_copy
+unsafe_view = aten._unsafe_view
+
+
+def is_overload(op: Any) -> TypeGuard[torch._ops.OpOverload]:
+    """Whether ``op`` is one overload of a dispatcher op."""
+    return isinstance(op, OpOverload)
+
+
+def overload_for(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The overload that the call ``op(*args, **kwargs)`` reaches; None where ``op`` is no op.
+
+    ``op`` is an overload, a packet of them or what ``torch.library.custom_op`` returns.
+    """
+    op = getattr(op, "_opoverload", op)
+    if isinstance(op, torch._ops.OpOverloadPacket):
+        return getattr(op, torch._C._jit_resolve_packet(op._qualified_op_name, *args, **kwargs))
+    return op if is_overload(op) else None
+
+
+def schema_name(op: Callable[..., Any]) -> tuple[str, str]:
+    """Namespace and name of an op: ``("aten", "add")``; two empty strings for what is no overload."""
+    if not is_overload(op):
+        return "", ""
+    namespace, name = op._schema.name.split("::")
+    return namespace, name
+
+
+def overload_name(op: Callable[..., Any]) -> str:
+    """``Tensor`` for ``aten.add.Tensor``, ``default`` where the schema names none."""
+    return op._overloadname if is_overload(op) else ""
+
+
+def schema_arguments(op: Callable[..., Any]) -> tuple[tuple[str, Any], ...]:
+    """Names and defaults of an op's arguments, in order; empty for what is no overload."""
+    return tuple((a.name, a.default_value) for a in op._schema.arguments) if is_overload(op) else ()
+
+
+def transient_buffers(module: torch.nn.Module) -> frozenset[str]:
+    """Names of the module's own buffers that are no part of its state dict."""
+    return frozenset(module._non_persistent_buffers_set)
+
+
+def expression(size: torch.SymInt) -> sympy.Expr:
+    """The sympy expression of a symbolic size."""
+    return size.node.expr
