@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
-import textwrap
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,6 +18,7 @@ import click
 from placement import __version__
 from placement.lang.codes import CODES
 from placement.lang.diagnostics import Diagnostic, PlacementError, near, render
+from placement.terminal import PLAIN_WIDTH, Status, colored, show, width
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -30,8 +28,6 @@ if TYPE_CHECKING:
     from placement.solver.plan import Plan
 
 FINE, AT_FAULT, USAGE, OUR_BUG, INTERRUPTED = 0, 1, 2, 3, 130
-_NARROWEST, _PLAIN_WIDTH = 60, 80
-_PATIENCE = 2.0  # seconds until a status line appears
 _VERIFY_SIZES = {"batch": 2, "seq": 32}  # of a transformers example; explain prices a long sequence instead
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -53,7 +49,7 @@ def run(args: list[str] | None = None) -> int:
         click.echo("\ninterrupted", err=True)
         return INTERRUPTED
     except PlacementError as error:
-        click.echo(render(error.diagnostics, error.sources, color=_colored(sys.stderr), width=_width()), err=True)
+        click.echo(render(error.diagnostics, error.sources, color=colored(sys.stderr), width=width()), err=True)
         return AT_FAULT
     except BrokenPipeError:  # `placement explain ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -64,7 +60,7 @@ def run(args: list[str] | None = None) -> int:
 
 
 def _bug(error: Exception, args: list[str] | None) -> int:
-    debug = "--debug" in (sys.argv[1:] if args is None else args) or os.environ.get("PLACEMENT_DEBUG", "") not in ("", "0")
+    debug = "--debug" in (sys.argv[1:] if args is None else args) or bool(os.environ.get("PLACEMENT_DEBUG"))
     if debug:
         import traceback  # noqa: PLC0415 - only a failing run needs it
 
@@ -74,7 +70,7 @@ def _bug(error: Exception, args: list[str] | None) -> int:
     text = " ".join(str(error).split())
     message = f"internal error: {type(error).__name__}" + (f": {text}" if text else "")
     found = Diagnostic("PLC901", message if len(message) < 400 else f"{message[:400]}...", hint=hint)
-    click.echo(render([found], {}, color=_colored(sys.stderr), width=_width()), err=True)
+    click.echo(render([found], {}, color=colored(sys.stderr), width=width()), err=True)
     return OUR_BUG
 
 
@@ -91,7 +87,7 @@ class _Failed(click.ClickException):
 # -- arguments --------------------------------------------------------------------------------------
 
 
-class _Sizes(click.ParamType):
+class _Sizes(click.ParamType[dict[str, int]]):
     """``tp=8,dp=2``."""
 
     name = "name=n,..."
@@ -136,19 +132,21 @@ def cli() -> None:
 @cli.command()
 @click.argument("spec")
 @_common
-def check(spec: str, model: str | None, mesh: dict[str, int] | None, sizes: dict[str, int] | None, verbose: bool, debug: bool) -> int:
+def check(
+    spec: str, model: str | None, mesh: dict[str, int] | None, sizes: dict[str, int] | None, verbose: bool, debug: bool
+) -> int:
     """Find what is wrong in SPEC, alone or with a model."""
     del debug
     read = _read(spec)
     if model is None:
         if mesh or sizes:
             raise click.UsageError("--mesh and --size need --model: without one only the text is checked")
-        _print([f"{spec}: {len(read.statements)} statements, nothing wrong; --model holds them against a model"])
+        show([f"{spec}: {len(read.statements)} statements, nothing wrong; --model holds them against a model"])
         return FINE
-    with _Status("loading the model") as status:
+    with Status("loading the model") as status:
         built = _load(read, model, sizes or {}, meta=True)
         plan = _plan(read, built, mesh, sizes, status)
-    _print(_fine(plan, type(built.model).__name__, spec))
+    show(_fine(plan, type(built.model).__name__, spec))
     _stages(plan, verbose)
     return FINE
 
@@ -178,15 +176,15 @@ def explain(
         return FINE
     read = _read(spec)
     name = _needed(model)
-    with _Status("loading the model") as status:
+    with Status("loading the model") as status:
         plan = _plan(read, _load(read, name, sizes or {}, meta=True), mesh, sizes, status)
         status.say("explaining")
         from placement import report  # noqa: PLC0415 - needs torch
 
         if form == "text":
             to_terminal = output is None
-            color, width = to_terminal and _colored(sys.stdout), _width() if to_terminal else _PLAIN_WIDTH
-            text = report.explain_text(plan, width, color=color, verbose=verbose)
+            color, columns = to_terminal and colored(sys.stdout), width() if to_terminal else PLAIN_WIDTH
+            text = report.explain_text(plan, columns, color=color, verbose=verbose)
         else:
             text = {"json": report.to_json, "html": report.to_html, "dot": report.to_dot}[form](plan)
     _write(text, output)
@@ -212,7 +210,7 @@ def emit(
     del debug
     read = _read(spec)
     name = _needed(model)
-    with _Status("loading the model") as status:
+    with Status("loading the model") as status:
         plan = _plan(read, _load(read, name, sizes or {}, meta=True), mesh, sizes, status)
         status.say("emitting")
         from placement.emit.source import write  # noqa: PLC0415 - needs torch
@@ -235,7 +233,13 @@ def emit(
 @click.option("--seq", type=click.IntRange(1), help="Short for --size seq=N.")
 @click.option("--steps", type=click.IntRange(0), default=5, show_default=True, help="AdamW steps.")
 @click.option("--tolerance", type=click.FloatRange(0, min_open=True), help="Largest relative error that passes.")
-@click.option("--timeout", type=click.FloatRange(0, min_open=True), default=600.0, show_default=True, help="Seconds that processes may take.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=600.0,
+    show_default=True,
+    help="Seconds that processes may take.",
+)
 def verify(
     spec: str,
     model: str | None,
@@ -255,7 +259,7 @@ def verify(
     del debug
     read = _read(spec)
     wanted = {**(sizes or {}), **{k: v for k, v in (("batch", batch), ("seq", seq)) if v is not None}}
-    with _Status("loading the model") as status:
+    with Status("loading the model") as status:
         started = time.perf_counter()
         built = _load(read, _needed(model), wanted, meta=False)
         import torch  # noqa: PLC0415 - a second of start-up
@@ -342,7 +346,9 @@ def _last_line(trace: TracebackType | None) -> str | None:
     return place
 
 
-def _plan(spec: Spec, built: Built, mesh: Mapping[str, int] | None, sizes: Mapping[str, int] | None, status: _Status) -> Plan:
+def _plan(
+    spec: Spec, built: Built, mesh: Mapping[str, int] | None, sizes: Mapping[str, int] | None, status: Status
+) -> Plan:
     from placement import api  # noqa: PLC0415 - needs torch
 
     status.say("compiling")
@@ -367,7 +373,7 @@ def _fine(plan: Plan, model: str, spec: str) -> list[str]:
     lines = [f"{spec} fits {model} on {plan.axis.name} = {plan.axis.n}: {counts}"]
     silent = [p.name for p in parameters if bound.parameters[p.value].span is None]
     if silent:
-        named = ", ".join(patterns(silent, _width() - 10))
+        named = ", ".join(patterns(silent, width() - 10))
         lines.append(f"note: no line places {plural(len(silent), 'parameter')}; used replicated: {named}")
     return lines + [f"note: {note}" for note in bound.notes]
 
@@ -376,7 +382,8 @@ def _page(code: str) -> str:
     """The page of a diagnostic: inside an installed package, beside the package in a checkout."""
     if code not in CODES:
         close = near(code, CODES)
-        raise click.UsageError(f"there is no diagnostic {code}" + (f"; did you mean {' or '.join(close)}?" if close else ""))
+        hint = f"; did you mean {' or '.join(close)}?" if close else ""
+        raise click.UsageError(f"there is no diagnostic {code}{hint}")
     package = Path(__file__).resolve().parent
     for folder in (package / "lang" / "pages", package.parent / "docs" / "diagnostics"):
         if (folder / f"{code}.md").is_file():
@@ -386,7 +393,7 @@ def _page(code: str) -> str:
 
 def _stages(plan: Plan, verbose: bool) -> None:
     if verbose:
-        _print([f"stages: {', '.join(f'{name} {seconds:.2f} s' for name, seconds in plan.stages.items())}"], err=True)
+        show([f"stages: {', '.join(f'{name} {seconds:.2f} s' for name, seconds in plan.stages.items())}"], err=True)
 
 
 def _write(text: str, output: str | None) -> None:
@@ -397,58 +404,6 @@ def _write(text: str, output: str | None) -> None:
         Path(output).write_text(text.rstrip("\n") + "\n", encoding="utf-8")
     except OSError as error:
         raise _Failed(f"{output}: {error.strerror}") from error
-
-
-def _print(lines: list[str], *, err: bool = False) -> None:
-    for line in lines:
-        indent = "      " if line.startswith("note: ") else "  "
-        for part in textwrap.wrap(line, _width(), subsequent_indent=indent, break_on_hyphens=False, break_long_words=False):
-            click.echo(part, err=err)
-
-
-def _width() -> int:
-    return max(shutil.get_terminal_size((_PLAIN_WIDTH, 24)).columns, _NARROWEST) if sys.stdout.isatty() else _PLAIN_WIDTH
-
-
-def _colored(stream: Any) -> bool:
-    return bool(stream.isatty()) and not os.environ.get("NO_COLOR")
-
-
-class _Status:
-    """One line on a terminal's stderr that says what takes long; it is gone when the work is done."""
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-        self.shown = False
-        self.done = threading.Event()
-        self.thread = threading.Thread(target=self._watch, daemon=True)
-
-    def say(self, what: str) -> None:
-        """Another stage has begun."""
-        self.what = what
-
-    def __enter__(self) -> _Status:
-        if sys.stderr.isatty():
-            self.thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.done.set()
-        if self.thread.is_alive():
-            self.thread.join()
-        if self.shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
-
-    def _watch(self) -> None:
-        started = time.monotonic()
-        if self.done.wait(_PATIENCE):
-            return
-        while not self.done.wait(0.25):
-            text = f"{self.what} ... {time.monotonic() - started:.0f} s"
-            sys.stderr.write(f"\r\x1b[K{text[: _width() - 1]}")
-            sys.stderr.flush()
-            self.shown = True
 
 
 if __name__ == "__main__":

@@ -49,7 +49,9 @@ def build(name: str, sizes: Mapping[str, int], *, meta: bool, batch: int = 1, se
         Exception: whatever the callable raises.
     """
     if name.startswith("hf:"):
-        return _from_config(Path(name.removeprefix("hf:")), {"batch": batch, "seq": seq, **sizes}, meta=meta, given=sizes)
+        return _from_config(
+            Path(name.removeprefix("hf:")), {"batch": batch, "seq": seq, **sizes}, meta=meta, given=sizes
+        )
     found = _callable(name)
     accepted = inspect.signature(found).parameters
     arguments: dict[str, Any] = {k: v for k, v in sizes.items() if k in accepted}
@@ -122,7 +124,8 @@ def _file(path: Path) -> ModuleType:
     if name not in sys.modules:
         return importlib.import_module(name)
     spec = importlib.util.spec_from_file_location(f"placement_model_{name}", full)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

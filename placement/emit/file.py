@@ -95,7 +95,8 @@ class File:
             )
             cut = self.printer.cut(item.value, plan.produced[item.value])
             kind = dtype_kind(item.value.dtype)
-            inputs.append(f"    {item.name!r}: ({dims!r}, {cut_text(cut)}, {kind!r}),")
+            gradient = f", {item.value.requires_grad}" if kind == "float" else ""
+            inputs.append(f"    {item.name!r}: ({dims!r}, {cut_text(cut)}, {kind!r}{gradient}),")
         outputs = []
         for output in plan.graph.outputs:
             if output.value is not None:

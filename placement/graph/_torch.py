@@ -23,15 +23,21 @@ def is_overload(op: Any) -> TypeGuard[torch._ops.OpOverload]:
     return isinstance(op, OpOverload)
 
 
-def overload_for(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The overload that the call ``op(*args, **kwargs)`` reaches; None where ``op`` is no op.
+def op_of(op: Any) -> Any:
+    """The overload or packet that ``op`` stands for, None where it is no op.
 
-    ``op`` is an overload, a packet of them or what ``torch.library.custom_op`` returns.
+    What ``torch.library.custom_op`` returns stands for its one overload.
     """
     op = getattr(op, "_opoverload", op)
+    return op if is_overload(op) or isinstance(op, torch._ops.OpOverloadPacket) else None
+
+
+def overload_for(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The overload that the call ``op(*args, **kwargs)`` reaches; None where ``op`` is no op."""
+    op = op_of(op)
     if isinstance(op, torch._ops.OpOverloadPacket):
         return getattr(op, torch._C._jit_resolve_packet(op._qualified_op_name, *args, **kwargs))
-    return op if is_overload(op) else None
+    return op
 
 
 def schema_name(op: Callable[..., Any]) -> tuple[str, str]:

@@ -52,7 +52,8 @@ class Call:
 class Node:
     """One op. ``args`` and ``kwargs`` hold Values, Sizes and literals, nested in tuples.
 
-    ``stack`` names the module calls the op lies in, outermost first (the root is left out).
+    ``operands`` are the tensors among the arguments in order of appearance, a repeated one repeated;
+    ``results`` are the outputs that exist. ``stack`` names the module calls the op lies in, outermost first (the root is left out).
     ``source`` is the model's own line, ``file:line``, or '' where it is not known.
     """
 
@@ -63,16 +64,13 @@ class Node:
     outputs: tuple[Value | None, ...]
     stack: tuple[Call, ...] = ()
     source: str = ""
+    operands: tuple[Value, ...] = field(init=False)
+    results: tuple[Value, ...] = field(init=False)
 
-    @property
-    def operands(self) -> tuple[Value, ...]:
-        """The tensor operands in order of appearance, a repeated one repeated."""
-        return tuple(v for v in leaves((self.args, tuple(self.kwargs.values()))) if isinstance(v, Value))
-
-    @property
-    def results(self) -> tuple[Value, ...]:
-        """The outputs that exist."""
-        return tuple(v for v in self.outputs if v is not None)
+    def __post_init__(self) -> None:  # read far more often than made
+        operands = (v for v in leaves((self.args, tuple(self.kwargs.values()))) if isinstance(v, Value))
+        object.__setattr__(self, "operands", tuple(operands))
+        object.__setattr__(self, "results", tuple(v for v in self.outputs if v is not None))
 
     @property
     def module(self) -> str:
@@ -226,7 +224,13 @@ def op_name(op: Callable[..., Any]) -> str:
 
 def evaluate(size: Size, hints: Mapping[sympy.Symbol, int]) -> int:
     """The size as an int, with the symbols at ``hints``."""
-    return size if isinstance(size, int) else int(size.subs(dict(hints)))  # pyright: ignore[reportCallIssue, reportArgumentType] - sympy takes a dict
+    if isinstance(size, int):
+        return size
+    if isinstance(size, sympy.Symbol):
+        return hints[size]
+    numbers: dict[sympy.Basic, sympy.Basic] = {symbol: sympy.Integer(hint) for symbol, hint in hints.items()}
+    result: Any = size.xreplace(numbers)
+    return int(result)
 
 
 def numel(shape: Sequence[Size], hints: Mapping[sympy.Symbol, int]) -> int:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from placement.graph._torch import schema_arguments
-from placement.graph.ir import Node, Value
+from placement.graph._torch import op_of, schema_arguments
+from placement.graph.ir import Node, Value, op_name
 from placement.graph.signature import Regrouping, Signature, expand, parse
 from placement.types import Action, Type
 
@@ -98,7 +98,8 @@ def rule(
 ) -> Rule:
     """Tell the compiler the index structure of an op; returns the registered rule.
 
-    ``op`` is an overload (``torch.ops.aten.add.Tensor``), a packet (all its overloads) or a list of such.
+    ``op`` is an overload (``torch.ops.aten.add.Tensor``), a packet (all its overloads), what
+    ``torch.library.custom_op`` returns, or a list of such.
     ``signature`` is einsum-like: ``"* k, n k -> * n"``. Operands are the op's tensor arguments in order;
     ``*`` stands for any number of leading dims that align as in broadcasting, ``1`` for a dim of size one.
     A letter of operands that the result lacks is contracted (summed over) unless it is in ``blocked``,
@@ -111,7 +112,8 @@ def rule(
         placement.rule(torch.ops.mylib.pool, "b s h, s -> b h", linear=(0, 1))
 
     lets batch and hidden be sharded, and the sequence too, with a partial result. A later rule for the
-    same op replaces the earlier one. Raises ValueError where the text cannot be read.
+    same op replaces the earlier one. Raises ValueError where the text cannot be read or the options do not
+    fit it, TypeError where ``op`` is no op.
     """
     made = Rule(
         signature=_from_text(signature, blocked, linear, additive) if isinstance(signature, str) else signature,
@@ -124,14 +126,17 @@ def rule(
         implementations=tuple(implementations),
     )
     for one in op if isinstance(op, list | tuple) else (op,):
-        _RULES[one] = made
+        known = op_of(one)
+        if known is None:
+            raise TypeError(f"{op_name(one)} is no op: give torch.ops.NAMESPACE.NAME, as captured programs call it")
+        _RULES[known] = made
     return made
 
 
 def _from_text(text: str, blocked: str, linear: Iterable[int], additive: bool | Iterable[int]) -> SignatureRule:
     needed, single = frozenset(blocked.split()), frozenset(linear)
     together = additive if isinstance(additive, bool) else frozenset(additive)
-    parse(text)
+    _check_text(text, needed, single | (frozenset() if isinstance(together, bool) else together))
 
     def signature(node: Node) -> Signature | None:
         try:
@@ -142,6 +147,19 @@ def _from_text(text: str, blocked: str, linear: Iterable[int], additive: bool | 
         return Signature(operands, results, needed, single, joint)
 
     return signature
+
+
+def _check_text(text: str, blocked: frozenset[str], indices: frozenset[int]) -> None:
+    operands, results = parse(text)
+    dims = [dim for tensor in (*operands, *results) for dim in tensor]
+    letters = {letter for dim in dims for letter in dim}
+    for dim in dims:
+        if len(dim) > 1:
+            raise ValueError(f"{text!r} gives no sizes for ({' '.join(dim)}): give a function that returns a Signature")
+    if not blocked <= letters:
+        raise ValueError(f"{text!r} has no {', '.join(sorted(blocked - letters))} to block")
+    if not indices <= set(range(len(operands))):
+        raise ValueError(f"{text!r} has {len(operands)} operands, counted from 0")
 
 
 def registered() -> tuple[Any, ...]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-Spec = tuple[Any, ...]  # (dims, cut) or (dims, cut, kind)
+Spec = tuple[Any, ...]  # (dims, cut), (dims, cut, kind) or (dims, cut, kind, whether a gradient may be asked for)
 
 
 class Guard:
@@ -107,6 +107,11 @@ def _check_kind(name: str, x: Tensor, spec: Spec) -> None:
         raise SizeError(f"input {name!r} has shape {list(x.shape)}; the program was made for dims [{dims}]")
     if len(spec) > 2 and spec[2] is not None and kind(x.dtype) != spec[2]:
         raise TypeError(f"input {name!r} is {x.dtype}; the program was made for {spec[2]}")
+    if len(spec) > 3 and not spec[3] and x.requires_grad and torch.is_grad_enabled():
+        raise TypeError(
+            f"input {name!r} requires a gradient, which the program was not made to give: "
+            "compile with an example that requires it, or detach the input"
+        )
 
 
 def kind(dtype: torch.dtype) -> str:

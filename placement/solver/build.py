@@ -24,7 +24,7 @@ from placement.solver.eliminate import Infeasible, solve
 from placement.solver.plan import Hook, Plan, Step, Version
 from placement.solver.problem import Net, Problem, Variable
 from placement.solver.steiner import conversion_table, conversion_tree
-from placement.types import Action, I, P, R, Type, conversion
+from placement.types import Action, Conversion, I, Kind, P, R, Type, conversion
 
 Cost = tuple[int, int, int]
 
@@ -73,6 +73,7 @@ class _Builder:
         self.divided = {f for pin in bound.inputs.values() for t in pin.types for f in t.over}
         self.compute_of: dict[int, list[int]] = {}
         self.bytes: dict[Value, int] = {}
+        self.prices: dict[tuple[int, bool, bool, bool], dict[tuple[Kind, Kind], Cost | None]] = {}
 
     # -- problem --------------------------------------------------------------------------------
 
@@ -247,27 +248,33 @@ class _Builder:
         return self.bytes[value]
 
     def _price(self, value: Value) -> Callable[[Type, Type], Cost | None]:
-        nbytes = self._nbytes(value)
+        """What a conversion of ``value`` costs, forward and backward. It depends on kinds only, so prices are kept."""
+        nbytes, gradient = self._nbytes(value), value.requires_grad
         hook, sealed = value in self.fixed, value in self.sealed
-        machine = self.machine
+        prices = self.prices.setdefault((nbytes, gradient, hook, sealed), {})
 
         def price(source: Type, target: Type) -> Cost | None:
-            found = conversion(source, target, gradient=value.requires_grad)
-            if found is None or (hook and (source.over or target.over)):
-                return None
-            if sealed and source.over:
-                return None
-            total, launches = 0, 0
-            for action in (found.forward, found.backward):
-                time_ps = machine.collective(action, nbytes)
-                if hook and action is Action.ALL_REDUCE:  # one flat launch for all hooks: only its bytes count here
-                    time_ps -= machine.collective(action, 0)
-                else:
-                    launches += machine.launches(action)
-                total += time_ps
-            return total, 0, launches
+            kinds = source.kind, target.kind
+            if kinds not in prices:
+                found = conversion(source, target, gradient=gradient)
+                used_otherwise = hook and Kind.S in kinds  # a parameter is used as it is placed
+                leaves_block = sealed and source.kind is Kind.S
+                prices[kinds] = (
+                    None if found is None or used_otherwise or leaves_block else self._sent(found, nbytes, hook=hook)
+                )
+            return prices[kinds]
 
         return price
+
+    def _sent(self, found: Conversion, nbytes: int, *, hook: bool) -> Cost:
+        total, launches = 0, 0
+        for action in (found.forward, found.backward):
+            total += self.machine.collective(action, nbytes)
+            if hook and action is Action.ALL_REDUCE:  # one flat launch for all hooks: only its bytes count here
+                total -= self.machine.collective(action, 0)
+            else:
+                launches += self.machine.launches(action)
+        return total, 0, launches
 
     def _local(self, value: Value, kind: Type) -> int:
         return self._nbytes(value) // (self.context.n if kind.over else 1)

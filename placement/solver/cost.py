@@ -152,12 +152,14 @@ class Machine:
         """Picoseconds of one action on a value of ``nbytes_full`` bytes before any split (0 on one rank).
 
         Collectives: latency + volume / bandwidth. Local actions: the memory traffic of the block that is
-        read and written (split, pad), or of the zeros that are written (keep).
+        read and written (split), of the block and the whole (pad), or of the zeros that are written (keep).
         """
         if self.n == 1 or action is Action.NONE:
             return 0
         if action is Action.KEEP:
             return self._memory(nbytes_full, 1)
+        if action is Action.PAD:  # the block is read, the whole is written
+            return self._memory((self.n + 1) * nbytes_full, self.n)
         if not action.communicates:
             return self._memory(2 * nbytes_full, self.n)
         sent, whole = volume(action, self.n)

@@ -97,7 +97,7 @@ def _error(found: Tensor, expected: Tensor, largest: float, at_least: float) -> 
     if found.shape != expected.shape:
         return math.inf
     found = found.to(expected.device, expected.dtype)
-    same = (found == expected) | ((found != found) & (expected != expected))
+    same = (found == expected) | (found.isnan() & expected.isnan())
     if bool(same.all()):
         return 0.0
     if not expected.is_floating_point():

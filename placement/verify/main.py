@@ -89,14 +89,18 @@ def verify(
         say(f"training on {_ranks(sizes)} simulated ranks, {plural(steps, 'step')}")
         on = mesh if isinstance(mesh, SimulatedMesh) else simulate(**sizes)
         first, ranks = sides.on_simulated_ranks(task, made, on, expected.objective)
-        found = {sides.OUTPUTS: {n: [x] for n, x in first.outputs.items()}, sides.INPUTS: {n: [x] for n, x in first.inputs.items()}}
+        global_ = {sides.OUTPUTS: first.outputs, sides.INPUTS: first.inputs}
+        found = {kind: {name: [x] for name, x in named.items()} for kind, named in global_.items()}
     else:
         ranks = on_processes(task, sizes, backend, expected.objective, timeout=timeout, say=say)
         found = {kind: sides.joined(ranks, kind, sizes) for kind in (sides.OUTPUTS, sides.INPUTS)}
     found |= {kind: sides.joined(ranks, kind, sizes) for kind in (sides.LAYERS, sides.GRADIENTS, sides.WEIGHTS)}
     say("comparing")
-    title = f"{Path(task.spec.file).name}, {', '.join(f'{a} = {n}' for a, n in sizes.items())}: {_ranks(sizes)} {backend} ranks against one device, {_name(dtype)}"
-    return _parity(title, task, made, expected, found, ranks, sizes, tolerance)
+    mesh_text = ", ".join(f"{axis} = {n}" for axis, n in sizes.items())
+    ranks_text = f"{_ranks(sizes)} {backend} ranks against one device, {_name(dtype)}"
+    return _parity(
+        f"{Path(task.spec.file).name}, {mesh_text}: {ranks_text}", task, made, expected, found, ranks, sizes, tolerance
+    )
 
 
 def _ranks(sizes: Mapping[str, int]) -> int:
@@ -114,7 +118,8 @@ def _refuse_meta(model: nn.Module) -> None:
     missing = [name for name, x in [*model.named_parameters(), *model.named_buffers()] if x.is_meta]
     if missing:
         message = f"there are no numbers to compare: {missing[0]} is on the meta device"
-        raise PlacementError([Diagnostic("PLC405", message, hint="verify needs a model with weights; random ones will do")])
+        hint = "verify needs a model with weights; random ones will do"
+        raise PlacementError([Diagnostic("PLC405", message, hint=hint)])
 
 
 def _task(
@@ -165,7 +170,9 @@ def _parity(
     sizes: Mapping[str, int],
     tolerance: float | None,
 ) -> Parity:
-    close, steady = _TOLERANCES.get(task.dtype, _COARSE) if tolerance is None else (tolerance, tolerance * _WEIGHTS_FACTOR)
+    close, steady = _TOLERANCES.get(task.dtype, _COARSE)
+    if tolerance is not None:
+        close, steady = tolerance, tolerance * _WEIGHTS_FACTOR
     compared = {call: x for call, x in expected.layers.items() if call in made.picks}
     wanted = {**expected.tensors, sides.LAYERS: {str(call): x for call, x in compared.items()}}
     # The program returns what was captured: an output that only one device has (a cache) is none of its outputs.
@@ -192,7 +199,10 @@ def _notes(task: Task, expected: Expected, compared: int) -> list[str]:
     if not expected.objective.weights:
         notes.append("no output has a gradient: outputs and layers are all there is to compare")
     else:
-        notes.append(f"gradients are those of {expected.objective.name}; weights are those after {plural(task.steps, 'AdamW step')}")
+        steps = plural(task.steps, "AdamW step")
+        notes.append(f"gradients are those of {expected.objective.name}; weights are those after {steps}")
     if left := len(expected.layers) - compared:
-        notes.append(f"{plural(left, 'module call')} of {len(expected.layers)} have no output of their own in the program")
+        notes.append(
+            f"{left} of {plural(len(expected.layers), 'module call')} have no output of their own in the program"
+        )
     return notes

@@ -78,8 +78,8 @@ class Parity:
 
     def _failed(self) -> list[str]:
         lines = [f"FAILED: {plural(len(self.failures), 'tensor')} past tolerance"]
-        for failure in self.failures[:_SHOWN]:
-            lines.append(_cut(f"  {failure.error:>7.1e}  {failure.kind:<19}  ", failure.name))
+        shown = self.failures[:_SHOWN]
+        lines += [_cut(f"  {failure.error:>7.1e}  {failure.kind:<19}  ", failure.name) for failure in shown]
         if len(self.failures) > _SHOWN:
             lines.append(f"  and {len(self.failures) - _SHOWN} more")
         first = next((f for f in self.failures if f.kind == "layers"), None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import faulthandler
 import os
 import pickle
@@ -116,14 +116,16 @@ def _ended(processes: list[Any], folder: Path) -> str:
     """What each failed rank had to say: first those that were ended, since others only report lost connections."""
     failed = {rank: process.exitcode for rank, process in enumerate(processes) if process.exitcode}
     killed = {rank: code for rank, code in failed.items() if not (folder / f"{rank}.error").exists()}
-    lines = [f"rank {rank} of {len(processes)} {_how(code)} while {_stage(folder, rank)}" for rank, code in killed.items()]
+    lines = [
+        f"rank {rank} of {len(processes)} {_how(code)} while {_stage(folder, rank)}" for rank, code in killed.items()
+    ]
     raised = [rank for rank in failed if rank not in killed]
     for rank in raised if not killed else ():
         text = (folder / f"{rank}.error").read_text(encoding="utf-8")
         lines.append(f"rank {rank} of {len(processes)} failed while {_stage(folder, rank)}:\n{text.rstrip()}")
         if len(raised) > 1:
             others = ", ".join(str(r) for r in raised if r != rank)
-            lines.append(f"so did ranks {others}" if len(raised) > 2 else f"so did rank {others}")  # noqa: PLR2004
+            lines.append(f"so did ranks {others}" if len(raised) > 2 else f"so did rank {others}")
         break
     return "\n".join(lines)
 
@@ -199,7 +201,7 @@ def _run(rank: int, n: int, job: _Job, folder: Path, say: Callable[[str], None])
     objective: Objective
     task, objective = pickle.loads((folder / "task.pkl").read_bytes())  # noqa: S301 - written by the parent
     store = dist.FileStore(str(folder / "store"), n)
-    limit = datetime.timedelta(seconds=job.timeout)
+    limit = dt.timedelta(seconds=job.timeout)
     dist.init_process_group(job.backend, store=store, rank=rank, world_size=n, timeout=limit)
     mesh = init_device_mesh(kind, tuple(job.sizes.values()), mesh_dim_names=tuple(job.sizes))
     say("compiling")

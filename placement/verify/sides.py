@@ -106,7 +106,9 @@ def on_one_device(task: Task, device: torch.device) -> Expected:
     )
 
 
-def _called(task: Task, model: nn.Module, device: torch.device, objective: Objective, look: Callable[[], None]) -> First:
+def _called(
+    task: Task, model: nn.Module, device: torch.device, objective: Objective, look: Callable[[], None]
+) -> First:
     call, inputs = task.inputs(device)
     try:
         return train(model, lambda m: call.call(m, list(inputs.values())), inputs, objective, task.steps, look)
@@ -199,7 +201,9 @@ def on_this_rank(task: Task, made: Emitted, mesh: DeviceMesh, objective: Objecti
     parts: Parts = {}
     call, whole = task.inputs(torch.device(program.device))
     layouts = {name: dict(_names(program.layout(program.inputs[name][1]))) for name in whole if name in program.inputs}
-    inputs = {name: _block(x, layouts.get(name, {}), program).requires_grad_(x.requires_grad) for name, x in whole.items()}
+    inputs = {
+        name: _block(x, layouts.get(name, {}), program).requires_grad_(x.requires_grad) for name, x in whole.items()
+    }
     outputs = {name: dict(_names(program.layout(how))) for name, how in program.outputs.items()}
     own = Objective({name: _block(w, outputs.get(name, {}), program) for name, w in objective.weights.items()})
     with contextlib.ExitStack() as watch:

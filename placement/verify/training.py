@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,7 +67,7 @@ def train(
     steps: int,
     look: Callable[[], None],
 ) -> First:
-    """Call, differentiate, and step with AdamW ``steps`` times; ``look`` is called when the first gradients are final."""
+    """Call, differentiate, and step with AdamW, ``steps`` times; ``look`` is called once, on the first gradients."""
     parameters = [p for p in module.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE) if parameters else None
     first: First | None = None
@@ -114,7 +114,7 @@ def _key(key: Any) -> str:
 
 
 @contextmanager
-def watched(module: nn.Module, picks: Mapping[Call, int] | None = None) -> Iterator[dict[Call, Tensor]]:
+def watched(module: nn.Module, picks: Mapping[Call, int] | None = None) -> Generator[dict[Call, Tensor]]:
     """While it is open: the first tensor of each call's result, or the one at the index ``picks`` has for the call.
 
     Closing it ends the watch, not what was seen.

@@ -13,6 +13,6 @@ from tests.gloo import GlooPool
 def gloo() -> Iterator[Callable[[int], GlooPool]]:
     """``gloo(n)``: a pool of n processes, started when first asked for."""
     pools: dict[int, GlooPool] = {}
-    yield lambda n: pools.setdefault(n, GlooPool(n, timeout=60))
+    yield lambda n: pools.setdefault(n, GlooPool(n, timeout=240))
     for pool in pools.values():
         pool.close()

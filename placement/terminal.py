@@ -1,0 +1,76 @@
+"""What commands show: how wide, in colour or not, and a line on the terminal while something takes long."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any, Self
+
+import click
+
+PLAIN_WIDTH = 80  # of files and pipes
+_NARROWEST = 60
+_PATIENCE = 2.0  # seconds until a status line appears
+
+
+def width() -> int:
+    """Columns to write for: the terminal's, 80 where there is none."""
+    if not sys.stdout.isatty():
+        return PLAIN_WIDTH
+    return max(shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns, _NARROWEST)
+
+
+def colored(stream: Any) -> bool:
+    """Whether to write ANSI styles to ``stream``: to a terminal whose user does not object."""
+    return bool(stream.isatty()) and not os.environ.get("NO_COLOR")
+
+
+def show(lines: Iterable[str], *, err: bool = False) -> None:
+    """Write paragraphs wrapped to the width; paths stay whole."""
+    for line in lines:
+        indent = "      " if line.startswith("note: ") else "  "
+        options: dict[str, Any] = {"break_on_hyphens": False, "break_long_words": False}
+        for part in textwrap.wrap(line, width(), subsequent_indent=indent, **options):
+            click.echo(part, err=err)
+
+
+class Status:
+    """One line on a terminal's stderr that says what takes long; it is gone when the work is done."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._shown = False
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def say(self, what: str) -> None:
+        """Another stage has begun."""
+        self._what = what
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty():
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        if self._shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+    def _watch(self) -> None:
+        started = time.monotonic()
+        if self._done.wait(_PATIENCE):
+            return
+        while not self._done.wait(0.25):
+            text = f"{self._what} ... {time.monotonic() - started:.0f} s"
+            sys.stderr.write(f"\r\x1b[K{text[: width() - 1]}")
+            sys.stderr.flush()
+            self._shown = True
