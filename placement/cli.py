@@ -393,7 +393,7 @@ def _page(code: str) -> str:
 
 def _stages(plan: Plan, verbose: bool) -> None:
     if verbose:
-        show([f"stages: {', '.join(f'{name} {seconds:.2f} s' for name, seconds in plan.stages.items())}"], err=True)
+        show([f"stages: {', '.join(f'{name} {seconds:.2f}s' for name, seconds in plan.stages.items())}"], err=True)
 
 
 def _write(text: str, output: str | None) -> None:

@@ -126,7 +126,7 @@ _ROWS = (
     Conversion(Kind.S, Kind.I, Action.ALL_GATHER, Action.SPLIT, "before invariant work"),
     Conversion(Kind.I, Kind.S, Action.SPLIT, Action.ALL_GATHER, "after invariant work"),
     Conversion(Kind.R, Kind.S, Action.SPLIT, Action.PAD, "local both ways"),
-    Conversion(Kind.R, Kind.P, Action.KEEP, Action.NONE, "joins a partial sum"),
+    Conversion(Kind.R, Kind.P, Action.KEEP, Action.KEEP, "joins a partial sum"),
     Conversion(Kind.I, Kind.P, Action.KEEP, Action.NONE, "joins a partial sum"),
     Conversion(Kind.S, Kind.P, Action.PAD, Action.SPLIT, "joins a partial sum"),
     Conversion(Kind.S, Kind.S, Action.ALL_TO_ALL, Action.ALL_TO_ALL, "another factor"),

@@ -53,8 +53,9 @@ class Node:
     """One op. ``args`` and ``kwargs`` hold Values, Sizes and literals, nested in tuples.
 
     ``operands`` are the tensors among the arguments in order of appearance, a repeated one repeated;
-    ``results`` are the outputs that exist. ``stack`` names the module calls the op lies in, outermost first (the root is left out).
-    ``source`` is the model's own line, ``file:line``, or '' where it is not known.
+    ``results`` are the outputs that exist. ``stack`` names the module calls the op lies in, outermost
+    first (the root is left out). ``source`` is the model's own line, ``file:line``, or '' where it is
+    not known.
     """
 
     name: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -31,21 +31,26 @@ def _masked(node: Node, context: Context) -> Iterator[Form]:
     for run in context.runs(context.dims.of(table)[0]):
         kind = context.shard(table, run)
         if kind is not None:
-            yield Form(
-                (kind, R),
-                (P,),
-                code="rt.masked_embedding({indices}, {weight}, {axis}{weight_cut}, padding_idx={padding_idx})",
-            )
+            yield Form((kind, R), (P,), code=_masked_code)
 
 
-def _padding(args: dict[str, str]) -> str:
+def _padding(args: Mapping[str, str]) -> str:
     padding = args.get("padding_idx", "-1")
-    option = "" if padding == "-1" else f", padding_idx={padding}"
-    option += ", scale_grad_by_freq=True" if args.get("scale_grad_by_freq") == "True" else ""
+    return "" if padding == "-1" else f", padding_idx={padding}"
+
+
+def _masked_code(args: Mapping[str, str]) -> str:
+    return (
+        f"rt.masked_embedding({args['indices']}, {args['weight']}, {args['axis']}{args['weight_cut']}{_padding(args)})"
+    )
+
+
+def _lookup_code(args: Mapping[str, str]) -> str:
+    option = _padding(args) + (", scale_grad_by_freq=True" if args.get("scale_grad_by_freq") == "True" else "")
     return f"F.embedding({args['indices']}, {args['weight']}{option})"
 
 
-rule(aten.embedding, _embedding, code=_padding, implementations=(Implementation("masked lookup", _masked),))  # type: ignore[arg-type]
+rule(aten.embedding, _embedding, code=_lookup_code, implementations=(Implementation("masked lookup", _masked),))
 
 
 def _aligned(node: Node, source: Value, index: Value) -> tuple[tuple[Dim, ...], tuple[Dim, ...], frozenset[str]]:

@@ -107,7 +107,20 @@ def _partly(node: Node, dim: int) -> Signature:
     return Signature((before,), (after,), frozenset({f"d{dim % rank}", "part"}), frozenset({0}))
 
 
-rule(aten.slice.Tensor, lambda node: _partly(node, arguments(node)["dim"]), code=None, view=True)
+_TO_THE_END = str(2**63 - 1)  # how captured programs write a slice without an end
+
+
+def _slice_code(args: Mapping[str, str]) -> str:
+    """``x[:, 4:]``, or ``x[..., 4:]`` where the dim is counted from the end."""
+    start = "" if args["start"] in ("0", "None") else args["start"]
+    end = "" if args["end"] in (_TO_THE_END, "None") else args["end"]
+    step = "" if args["step"] == "1" else f":{args['step']}"
+    dim = int(args["dim"])
+    before, after = (":, " * dim, "") if dim >= 0 else ("..., ", ", :" * (-dim - 1))
+    return f"{args['self']}[{before}{start}:{end}{step}{after}]"
+
+
+rule(aten.slice.Tensor, lambda node: _partly(node, arguments(node)["dim"]), code=_slice_code, view=True)
 rule(
     aten.narrow,
     lambda node: _partly(node, arguments(node)["dim"]),

@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 class Program(Module):
     """The root of an emitted program. Subclasses state their interface as class attributes.
 
-    ``axes``: size by axis name. ``inputs``: by dotted name (dims, cut), (dims, cut, kind) or (dims, cut, kind, gradient), dims being
-    one-device sizes, names of dynamic dims or None, kind one of int, float, bool, complex, gradient whether one may be asked for. ``outputs``: None for
+    ``axes``: size by axis name. ``inputs``: by dotted name (dims, cut), (dims, cut, kind) or (dims, cut, kind,
+    gradient), dims being one-device sizes, names of dynamic dims or None, kind one of int, float, bool,
+    complex, gradient whether one may be asked for. ``outputs``: None for
     replicated, "P" for a term per rank, or a cut. ``divides``: a number that each named dim must be a
     multiple of. ``hooks``: by axis, the parameters used through ``summed``. ``same_blocks``: whether ranks compare
     the sizes of sharded inputs at each call (one small gather), so as to refuse instead of hanging.

@@ -66,9 +66,9 @@ value norm : Replicate
 
 def one_head(mesh: Any, n: int, width: int, size: int, seq: int, at_weights: bool) -> None:
     model = toys.drawn(OneHead(width))
-    x = torch.randn(size, seq, width, dtype=torch.float64)
+    x = torch.randn(size, seq, width, dtype=torch.float64, requires_grad=True)
     program = placement.compile(model, mesh, ONE_HEAD, example={"x": x})
-    one, many = x.clone().requires_grad_(), x.clone().requires_grad_()
+    one, many = (x.detach().clone().requires_grad_() for _ in range(2))
     step(model, x=one)
     with rt.record() as log:
         step(program, x=many)
@@ -161,11 +161,10 @@ LOSSES = {
 
 def reduced_loss(mesh: Any, n: int, where: str) -> None:
     model = toys.drawn(WithLoss())
-    given = {"x": torch.randn(BATCH, SEQ, HIDDEN, dtype=torch.float64), "labels": toys.batch()["labels"]}
+    given = {"x": torch.randn(BATCH, SEQ, HIDDEN, dtype=torch.float64, requires_grad=True), "labels": toys.batch()["labels"]}
     program = placement.compile(model, mesh, LOSS + LOSSES[where], example=given)
-    x = given["x"].clone().requires_grad_()
+    x, mine = (given["x"].detach().clone().requires_grad_() for _ in range(2))
     want = step(model, x=x, labels=given["labels"])
-    mine = given["x"].clone().requires_grad_()
     got = program(x=mine, labels=given["labels"])["loss"]
     assert isinstance(got, DTensor) == (where == "never" and not isinstance(program, rt.Simulated))
     close(whole(got), want["loss"])
@@ -205,13 +204,13 @@ value {norm,head} : Shard(seq)
 
 def masked_mean(mesh: Any, n: int, kept: int) -> None:
     model = toys.drawn(Masked())
-    x, labels = torch.randn(BATCH, SEQ, HIDDEN, dtype=torch.float64), toys.batch()["labels"]
+    x, labels = torch.randn(BATCH, SEQ, HIDDEN, dtype=torch.float64, requires_grad=True), toys.batch()["labels"]
     counts = torch.zeros(BATCH, SEQ, dtype=torch.bool)
     counts[:, :kept] = True
     counts[0, 1:3] = False
     given = {"labels": labels.where(counts, -100), "mask": counts.double()}
     program = placement.compile(model, mesh, MASKED, example={"x": x, **given})
-    one, many = x.clone().requires_grad_(), x.clone().requires_grad_()
+    one, many = (x.detach().clone().requires_grad_() for _ in range(2))
     want, got = step(model, x=one, **given), step(program, x=many, **given)
     close(dict(got), want)
     close(many.grad, one.grad)
