@@ -158,8 +158,9 @@ class Printer:
         code = strategy.code or (rule.code if rule else None)
         if code is None:
             return self._plain(node, by_name)
-        if not callable(code) and _INFIX.fullmatch(code):
-            fields |= {key: f"({by_name[key]})" for key, value in self._ordered(node).items() if _binds_loosely(value)}
+        if callable(code) or _INFIX.fullmatch(code):
+            loose = {key for key, value in self._ordered(node).items() if _binds_loosely(value, first=key == "self")}
+            fields |= {key: f"({by_name[key]})" for key in loose}
         return code(fields) if callable(code) else string.Formatter().vformat(code, (), _Fields(fields))
 
     def _ordered(self, node: Node) -> dict[str, Any]:
@@ -220,11 +221,11 @@ _FUNCTIONAL = frozenset(
 _INFIX = re.compile(r"-?\{\w+\}( \S+ \{\w+\})?")
 
 
-def _binds_loosely(value: Any) -> bool:
+def _binds_loosely(value: Any, *, first: bool) -> bool:
     """Whether an argument's text needs parentheses beside an operator: a compound size, or a negative base."""
     if isinstance(value, sympy.Basic):
         return not value.is_Atom
-    return isinstance(value, int | float) and value < 0
+    return first and isinstance(value, int | float) and value < 0
 
 
 class _Fields(dict[str, str]):

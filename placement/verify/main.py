@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,9 @@ def verify(
     say("compiling")
     made = sides.emitted(task, device.type)
     sizes = sizes or {made.plan.axis.name: made.plan.axis.n}
+    if backend == "nccl" and torch.cuda.device_count() < _ranks(sizes):
+        have = torch.cuda.device_count()
+        raise ValueError(f"nccl needs a GPU for each of the {_ranks(sizes)} ranks; this machine has {have}")
     say(f"training on one device, {plural(steps, 'step')}")
     task, expected = _expected(task, made, device)
     ranks: list[Parts]
@@ -104,10 +108,7 @@ def verify(
 
 
 def _ranks(sizes: Mapping[str, int]) -> int:
-    count = 1
-    for n in sizes.values():
-        count *= n
-    return count
+    return math.prod(sizes.values())
 
 
 def _name(dtype: torch.dtype) -> str:

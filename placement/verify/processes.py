@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import faulthandler
+import math
 import os
 import pickle
 import signal
@@ -60,14 +61,9 @@ def on_processes(
 
     Raises:
         PlacementError: the model or the example does not pickle.
-        ValueError: nccl on fewer GPUs than ranks.
         ProcessFailure: a rank raised, ended or did not finish within ``timeout`` seconds.
     """
-    n = 1
-    for size in sizes.values():
-        n *= size
-    if backend == "nccl" and torch.cuda.device_count() < n:
-        raise ValueError(f"nccl needs a GPU for each of the {n} ranks; this machine has {torch.cuda.device_count()}")
+    n = math.prod(sizes.values())
     with tempfile.TemporaryDirectory(prefix="placement-verify-") as folder:
         try:
             (Path(folder) / "task.pkl").write_bytes(pickle.dumps((task, objective)))

@@ -28,7 +28,6 @@ def norms(mesh: Any, n: int) -> None:
         for rank in ranks(program):  # as autograd left them
             close(rank.get_parameter(name).grad, model.get_parameter(name).grad)
     assert {(hook.parameter.name, hook.axis) for hook in program.plan.hooks} >= {(name, "tp") for name in names}
-    assert all(name in program.explain() for name in ("norm1.weight", "norm2.bias"))
 
 
 @in_worlds
@@ -83,7 +82,7 @@ def one_head(mesh: Any, n: int, width: int, size: int, seq: int, at_weights: boo
     assert bytes_ == sorted([residual, weights] if at_weights else [residual, heads, heads])
 
 
-@pytest.mark.parametrize(("width", "size", "seq", "at_weights"), [(16, 2, 64, True), (512, 1, 4, False)])
+@pytest.mark.parametrize(("width", "size", "seq", "at_weights"), [(16, 2, 64, True), (16384, 1, 4, False)])
 @pytest.mark.parametrize("world", ["simulated", pytest.param("gloo", marks=pytest.mark.gloo)])
 def test_C05_one_key_head(world: str, width: int, size: int, seq: int, at_weights: bool, gloo: Pool) -> None:
     """Every rank's queries attend to the same keys: the gradients of the keys' weight and of the input are terms."""
@@ -107,7 +106,7 @@ ROW = """
 mesh tp
 input x : [batch, seq, hidden]
 param up.{weight,bias} : Shard(out)
-param down.weight : Shard(in)
+param down.weight : [out, inner], Shard(in)
 value down : PLACEMENT
 output out : auto
 """
@@ -120,12 +119,13 @@ def row_bias(mesh: Any, n: int, placed: str) -> None:
     want, got = step(model, x=x), step(program, x=x)
     close({name: whole(got[name]) for name in want}, want)
     close(program.full_gradients(), gradients(model))
-    moved = {s.conversion.forward.value for s in program.plan.steps if s.source.type.kind.value == "P"}
+    made = {v for node in program.plan.graph.nodes if node.module == "down" for v in node.results}
+    moved = {s.conversion.forward.value for s in program.plan.steps if s.value in made and s.source.type.kind.value == "P"}
     assert moved == {"all_reduce" if placed == "Replicate" else "reduce_scatter"}
 
 
 @in_worlds
-@pytest.mark.parametrize("placed", ["Replicate", "Shard(seq)", "Shard(hidden)"])
+@pytest.mark.parametrize("placed", ["Replicate", "Shard(seq)", "Shard(out)"])
 def test_C06_row_bias(world: str, n: int, placed: str, gloo: Pool) -> None:
     """A bias after a sum over ranks is added by each of them, or its gradient is a part of what it should be."""
     run(row_bias, world, n, gloo, placed)
