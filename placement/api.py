@@ -132,7 +132,7 @@ def compile(  # noqa: A001 - the name users know from torch; what a program depe
     started = time.perf_counter()
     source = write(made, read(spec).file)
     program = instantiate(source, made.graph, mesh, reduce_dtype)
-    load(program, model)
+    load(program, model, made.graph)
     made = dataclasses.replace(made, stages={**made.stages, "emit": time.perf_counter() - started})
     program.plan = made  # type: ignore[assignment]
     program.source = source.text  # type: ignore[assignment]

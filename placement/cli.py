@@ -238,7 +238,7 @@ def emit(
     type=click.FloatRange(0, min_open=True),
     default=600.0,
     show_default=True,
-    help="Seconds that processes may take.",
+    help="Seconds without progress until processes are ended.",
 )
 def verify(
     spec: str,

@@ -121,8 +121,11 @@ def _file(path: Path) -> ModuleType:
         raise ModelNameError(f"no file {str(path)!r}")
     sys.path.insert(0, str(full.parent))
     name = full.stem
-    if name not in sys.modules:
+    known = sys.modules.get(name)
+    if known is None:
         return importlib.import_module(name)
+    if known.__file__ is not None and Path(known.__file__).resolve() == full:
+        return known
     spec = importlib.util.spec_from_file_location(f"placement_model_{name}", full)
     assert spec is not None
     assert spec.loader is not None

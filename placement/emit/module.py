@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import linecache
+import sys
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,11 +28,13 @@ def instantiate(
 
     Tracebacks and debuggers show the emitted lines. The program returns what the original model returned.
     """
-    name = f"<placement program {next(_numbers)}>"
+    number = next(_numbers)
+    name = f"<placement program {number}>"
     linecache.cache[name] = (len(source.text), None, source.text.splitlines(keepends=True), name)
-    namespace: dict[str, Any] = {"__name__": f"placement_program_{next(_numbers)}"}
-    exec(compile(source.text, name, "exec"), namespace)  # noqa: S102 - our own text
-    program: Program | Simulated = namespace["build"](mesh, reduce_dtype)
+    module = types.ModuleType(f"placement_program_{number}")
+    sys.modules[module.__name__] = module  # torch.compile and pickle find a class's module by its name
+    exec(compile(source.text, name, "exec"), module.__dict__)  # noqa: S102 - our own text
+    program: Program | Simulated = module.build(mesh, reduce_dtype)
     spec = graph.out_spec
 
     def restore(result: Any) -> Any:
@@ -51,10 +55,11 @@ def _leaves(result: Any) -> Iterator[Any]:
         yield result
 
 
-def load(program: Program | Simulated, model: torch.nn.Module) -> None:
+def load(program: Program | Simulated, model: torch.nn.Module, graph: Graph) -> None:
     """Give the program the model's parameters and buffers, as far as the model has data."""
     state = {name: tensor.detach() for name, tensor in model.named_parameters(remove_duplicate=False)}
     state |= dict(model.named_buffers(remove_duplicate=False))
+    state |= graph.constants
     real = {name: tensor for name, tensor in state.items() if not tensor.is_meta}
     try:
         program.load_full_state_dict(real, strict=False)

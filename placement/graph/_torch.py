@@ -9,6 +9,7 @@ from typing import Any, TypeGuard
 
 import sympy
 import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 HigherOrderOperator = torch._ops.HigherOrderOperator
 OpOverload = torch._ops.OpOverload
@@ -66,3 +67,14 @@ def transient_buffers(module: torch.nn.Module) -> frozenset[str]:
 def expression(size: torch.SymInt) -> sympy.Expr:
     """The sympy expression of a symbolic size."""
     return size.node.expr
+
+
+def gradient_hooks(owner: torch.nn.Module | torch.Tensor) -> bool:
+    """Whether a hook of the module or parameter would run in backward."""
+    names = ("_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks")
+    return any(getattr(owner, name, None) for name in names)
+
+
+def from_data(size: Any) -> bool:
+    """Whether a number of the captured program comes out of a tensor's data."""
+    return isinstance(size, torch.SymInt | torch.SymFloat | torch.SymBool) and bool(free_unbacked_symbols(size))

@@ -20,8 +20,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from placement.graph import normalize
-from placement.graph._torch import HigherOrderOperator, expression, is_overload, transient_buffers
+from placement.graph._torch import HigherOrderOperator, expression, from_data, is_overload, transient_buffers
 from placement.graph.example import SMALLEST, Example, capture_sizes, check_dims, key_text, resized
+from placement.graph.gradients import own_backwards_refused, refuse_gradient_hooks
 from placement.graph.ir import Call, Graph, Input, ModuleInfo, Node, Output, Parameter, Size, Symbol, Value
 from placement.lang.diagnostics import Diagnostic, PlacementError
 
@@ -68,10 +69,11 @@ def capture(
     flat = Example.of(model, example)
     names = dict(dims or {})
     check_dims(flat, names)
+    refuse_gradient_hooks(model)
     root = _Root(model, flat)
     sizes = capture_sizes(flat, names)
     tensors = tuple(resized(t, names.get(n, ()), sizes) for n, t in zip(flat.names, flat.tensors, strict=True))
-    with _as_in_training(model):
+    with _as_in_training(model), own_backwards_refused():
         program = _export(root, tensors, flat, names)
     return _Reader(program, root, model, flat, names, sizes).graph()
 
@@ -177,7 +179,8 @@ class _Reader:
         self.renamed: dict[sympy.Basic, sympy.Symbol] = {}
         self.sized: dict[sympy.Expr, Size] = {}
         self.symbols: dict[str, Symbol] = {}
-        self.scalars: dict[str, Any] = {}
+        self.taken: set[str] = set()
+        self.constants: dict[str, torch.Tensor] = {}
 
     def graph(self) -> Graph:
         placeholders = {n.name: n for n in self.program.graph.nodes if n.op == "placeholder"}
@@ -201,6 +204,7 @@ class _Reader:
             in_spec=self.example.spec,
             out_spec=self.root.returned.spec,
             constant_inputs=self.example.constants,
+            constants=self.constants,
         )
         return normalize.normalize(graph)
 
@@ -299,13 +303,15 @@ class _Reader:
             found[id(tensor)] = Parameter(value, names, is_buffer, names[0] not in transient)
         for placeholder, target in signature.inputs_to_lifted_tensor_constants.items():
             value = self._define(placeholders[placeholder], _identifier(target), requires_grad=False)
-            found[-len(found) - 1] = Parameter(value, (target.removeprefix(f"{_ROOT}."),), True, False)
+            name = target.removeprefix(f"{_ROOT}.")
+            self.constants[name] = self.program.constants[target]
+            found[-len(found) - 1] = Parameter(value, (name,), True, False)
         for tensor_id, names in aliases.items():  # what forward does not use is still the user's
             if tensor_id not in found:
                 tensor = tensors[names[0]]
                 is_buffer = not isinstance(tensor, torch.nn.Parameter)
                 value = Value(
-                    _identifier(names[0]), tuple(tensor.shape), tensor.dtype, tensor.requires_grad and not is_buffer
+                    self._fresh(_identifier(names[0])), tuple(tensor.shape), tensor.dtype, tensor.requires_grad and not is_buffer
                 )
                 found[tensor_id] = Parameter(value, tuple(names), is_buffer, names[0] not in transient)
         order = {name: index for index, name in enumerate(tensors)}
@@ -313,9 +319,17 @@ class _Reader:
 
     def _define(self, node: torch.fx.Node, name: str, *, requires_grad: bool) -> Value:
         tensor = node.meta["val"]
-        value = Value(name, tuple(map(self._size, tensor.shape)), tensor.dtype, requires_grad)
+        value = Value(self._fresh(name), tuple(map(self._size, tensor.shape)), tensor.dtype, requires_grad)
         self.values[node.name] = value
         return value
+
+    def _fresh(self, name: str) -> str:
+        """A name for an input, parameter or op that nothing else has: an input may be called like a parameter."""
+        fresh, number = name, 1
+        while fresh in self.taken:
+            fresh, number = f"{name}_{number}", number + 1
+        self.taken.add(fresh)
+        return fresh
 
     # -- nodes ----------------------------------------------------------------------------------
 
@@ -355,7 +369,7 @@ class _Reader:
                 continue
             name = node.name if len(outputs) == 1 else f"{node.name}_{index}"
             needs = grad and tensor.dtype.is_floating_point
-            results.append(Value(f"{name}", tuple(map(self._size, tensor.shape)), tensor.dtype, needs))
+            results.append(Value(self._fresh(name), tuple(map(self._size, tensor.shape)), tensor.dtype, needs))
         if not any(results) and meta is None:
             return []  # asserts about metadata and sizes
         self.values[node.name] = results[0] if not isinstance(meta, tuple | list) else tuple(results)  # type: ignore[assignment]
@@ -364,6 +378,9 @@ class _Reader:
     def _inline(self, module: torch.fx.GraphModule, node: torch.fx.Node, outer: tuple[Call, ...]) -> list[Node]:
         """The body of a region (no_grad, disabled autocast) in place of the region."""
         name = str(node.target)
+        if name == "_export_tracepoint":  # export leaves its marks of module calls inside regions
+            self.values[node.name] = tuple(self._value(a) for a in node.args)
+            return []
         bodies = [a for a in node.args if isinstance(a, torch.fx.Node) and a.op == "get_attr"]
         enabled = [a for a in node.args if isinstance(a, bool)]
         if ("set_grad_enabled" not in name and not ("autocast" in name and False in enabled)) or len(bodies) != 1:
@@ -388,6 +405,11 @@ class _Reader:
         if isinstance(tree, torch.fx.Node):
             if tree.name in self.values:
                 return self.values[tree.name]
+            if from_data(tree.meta.get("val")):
+                text = "a number is taken out of a tensor (.item(), or a size that depends on data)"
+                hint = "keep it a tensor: x * t instead of x * t.item()"
+                line = _source_line(tree) or None
+                raise PlacementError([Diagnostic("PLC407", text, hint=hint, model_line=line)])
             return self._size(tree.meta["val"]) if isinstance(tree.meta.get("val"), torch.SymInt) else tree.meta["val"]
         return self._size(tree) if isinstance(tree, torch.SymInt) else tree
 

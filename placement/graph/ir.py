@@ -155,6 +155,7 @@ class Graph:
     in_spec: Any  # the pytree of (args, kwargs) that forward takes
     out_spec: Any  # the pytree that forward returns
     constant_inputs: Mapping[str, Any] = field(default_factory=dict)  # non-tensor arguments, fixed by capture
+    constants: Mapping[str, torch.Tensor] = field(default_factory=dict)  # tensors that forward makes from numbers
     notes: tuple[str, ...] = ()  # what capture had to leave out or assume
 
     def values(self) -> Iterator[Value]:

@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from placement.graph.ir import Call, Node, Output, Parameter, Value, op_name
-from placement.solver.bind import _PARAMETER_DIMS  # pyright: ignore[reportPrivateUsage] - the one table of these names
+from placement.solver.bind import parameter_dims
 from placement.types import Action, Kind, Type
 
 if TYPE_CHECKING:
@@ -82,13 +82,7 @@ class Names:
 
     def _own_dims(self, parameter: Parameter | None) -> tuple[str, ...]:
         """What users call the dims of a parameter by the class that owns it: ``out`` and ``in`` of a Linear."""
-        for name in parameter.names if parameter else ():
-            path, _, leaf = name.rpartition(".")
-            for base in self._modules[path].type.__mro__ if path in self._modules else ():
-                dims = _PARAMETER_DIMS.get(f"{base.__module__}.{base.__qualname__}", {}).get(leaf)
-                if dims:
-                    return dims
-        return ()
+        return parameter_dims(self._modules, parameter) if parameter else ()
 
 
 def _operations(nodes: Iterable[Node]) -> dict[Node, str]:

@@ -12,7 +12,8 @@ from placement.rules.core import arguments, aten, rule
 def _attention(node: Node) -> Signature | None:
     """``b h q d, b h k d, b h k e, [mask] -> b h q e``; keys and the inner dim are needed whole.
 
-    With grouped queries the heads of q are kv_heads · group, those of k and v kv_heads.
+    With grouped queries the heads of q are kv_heads · group, those of k and v kv_heads. Tensors of three dims
+    have a batch where others have heads.
     """
     given = arguments(node)
     query, key = given["query"], given["key"]
@@ -22,7 +23,7 @@ def _attention(node: Node) -> Signature | None:
     heads: Dim = ("h",)
     sizes = {}
     group: Dim = ("h",)
-    if rank < 4:
+    if rank < 3:
         return None
     if given.get("enable_gqa") and query.shape[-3] != key.shape[-3]:
         heads, group = ("h",), ("h", "g")

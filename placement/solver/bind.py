@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import sympy
 
 from placement.graph.factors import Dims, Factors, NameClashError, NamedDims, infer
-from placement.graph.ir import Graph, Output, Parameter, Size, Value, evaluate
+from placement.graph.ir import Graph, ModuleInfo, Output, Parameter, Size, Value, evaluate
 from placement.lang.diagnostics import Diagnostics, did_you_mean
 from placement.lang.spec import OutputLine, ParamLine, Placed, Span, Spec, ValueLine
 from placement.rules import Context, signature_of
@@ -63,6 +63,17 @@ _PARAMETER_DIMS: dict[str, dict[str, tuple[str, ...]]] = {
     "torch.nn.modules.sparse.Embedding": {"weight": ("vocab", "hidden")},
     "transformers.pytorch_utils.Conv1D": {"weight": ("in", "out"), "bias": ("out",)},
 }
+
+
+def parameter_dims(modules: Mapping[str, ModuleInfo], parameter: Parameter) -> tuple[str, ...]:
+    """The names that a parameter's dims have by the class of the module that owns it, () where there are none."""
+    for name in parameter.names:
+        path, _, leaf = name.rpartition(".")
+        for base in modules[path].type.__mro__ if path in modules else ():
+            dims = _PARAMETER_DIMS.get(f"{base.__module__}.{base.__qualname__}", {}).get(leaf)
+            if dims:
+                return dims
+    return ()
 
 
 def bind(
@@ -364,7 +375,7 @@ class _Binder:
                 self.found.error("PLC204", f"{what} has {rank} dims, there is no dim {dim}", span)
                 return None
             return self.dims.of(value)[dim]
-        own = self._own_dims(parameter)
+        own = parameter_dims(self.graph.modules, parameter) if parameter else ()
         if dim in own and own.index(dim) < rank:
             return self.dims.of(value)[own.index(dim)]
         if dim in self.dims.names:
@@ -390,19 +401,6 @@ class _Binder:
                     names = ", ".join(dim if i == index else f"d{i}" for i in range(len(parameter.value.shape)))
                     return f"if it is the same dim, name it there too: param {parameter.name} : [{names}]"
         return None
-
-    def _own_dims(self, parameter: Parameter | None) -> tuple[str, ...]:
-        """The names of a parameter's dims by the class of the module that owns it."""
-        if parameter is None:
-            return ()
-        for name in parameter.names:
-            path, _, leaf = name.rpartition(".")
-            info = self.graph.modules.get(path)
-            for base in info.type.__mro__ if info else ():
-                dims = _PARAMETER_DIMS.get(f"{base.__module__}.{base.__qualname__}", {}).get(leaf)
-                if dims:
-                    return dims
-        return ()
 
     def shard(
         self, value: Value, factors: Factors, placed: Placed, what: str, parameter: Parameter | None

@@ -65,7 +65,7 @@ def verify(
         steps: AdamW steps; with 0, gradients are the last thing compared.
         tolerance: the largest relative error that passes, weights after steps 100 times that; the default
             depends on ``dtype`` (float64: 1e-11 and 1e-9).
-        timeout: seconds that processes may take.
+        timeout: seconds that processes may take to get from one stage to the next.
         progress: called with a line of text at each stage.
 
     Raises:

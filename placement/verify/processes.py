@@ -32,6 +32,7 @@ __all__ = ["ProcessFailure", "on_processes"]
 _TICK = 0.05
 _GRACE = 2.0  # after one rank has failed, how long the others have to report what they saw
 _DUMPING = 5.0  # ranks that hang write their tracebacks this long before they are ended
+_START = 120.0  # how long importing torch may take at least: a busy machine is no fault of the ranks
 
 
 class ProcessFailure(RuntimeError):
@@ -61,7 +62,7 @@ def on_processes(
 
     Raises:
         PlacementError: the model or the example does not pickle.
-        ProcessFailure: a rank raised, ended or did not finish within ``timeout`` seconds.
+        ProcessFailure: a rank raised or ended, or no rank got any further for ``timeout`` seconds.
     """
     n = math.prod(sizes.values())
     with tempfile.TemporaryDirectory(prefix="placement-verify-") as folder:
@@ -87,24 +88,24 @@ def on_processes(
 
 
 def _wait(processes: list[Any], folder: Path, timeout: float, say: Callable[[str], None]) -> None:
-    """Until all are done. Raises ProcessFailure as soon as one has failed, or when time is up."""
-    deadline = time.monotonic() + timeout
-    stage = ""
+    """Until all are done. Raises ProcessFailure as soon as one has failed, or when none gets any further."""
+    stages: list[str] = []
+    since = time.monotonic()
     while any(process.exitcode is None for process in processes):
-        failed = [rank for rank, process in enumerate(processes) if process.exitcode not in (None, 0)]
-        if failed:
+        if any(process.exitcode not in (None, 0) for process in processes):
+            end = time.monotonic() + _GRACE
+            while time.monotonic() < end and any(process.exitcode is None for process in processes):
+                time.sleep(_TICK)
             break
-        if time.monotonic() > deadline:
+        now = [_stage(folder, rank) for rank in range(len(processes))]
+        if now != stages:
+            stages, since = now, time.monotonic()
+            say(f"{len(processes)} processes: {now[0]}")
+        started = all((folder / f"{rank}.stage").exists() for rank in range(len(processes)))
+        if time.monotonic() - since > (timeout if started else max(timeout, _START)):
             _hung(processes, folder, timeout)
-        now = _stage(folder, 0)
-        if now != stage:
-            stage = now
-            say(f"{len(processes)} processes: {stage}")
         time.sleep(_TICK)
     if any(process.exitcode for process in processes):
-        end = time.monotonic() + _GRACE
-        while time.monotonic() < end and any(process.exitcode is None for process in processes):
-            time.sleep(_TICK)
         raise ProcessFailure(_ended(processes, folder))
 
 
@@ -145,7 +146,8 @@ def _hung(processes: list[Any], folder: Path, timeout: float) -> None:
     end = time.monotonic() + _DUMPING
     while time.monotonic() < end and not all(_size(folder / f"{rank}.trace") for rank in hanging):
         time.sleep(_TICK)
-    lines = [f"no end after {timeout:g} s: ranks {', '.join(map(str, hanging))} of {len(processes)} still run"]
+    time.sleep(10 * _TICK)  # what has begun to be written is complete by then
+    lines = [f"no progress for {timeout:g} s: ranks {', '.join(map(str, hanging))} of {len(processes)} still run"]
     for rank in hanging:
         trace = folder / f"{rank}.trace"
         text = trace.read_text(encoding="utf-8").rstrip() if _size(trace) else "(no traceback)"
@@ -197,7 +199,8 @@ def _run(rank: int, n: int, job: _Job, folder: Path, say: Callable[[str], None])
     objective: Objective
     task, objective = pickle.loads((folder / "task.pkl").read_bytes())  # noqa: S301 - written by the parent
     store = dist.FileStore(str(folder / "store"), n)
-    limit = dt.timedelta(seconds=job.timeout)
+    limit = dt.timedelta(seconds=job.timeout + _START)  # the parent, which sees all ranks, tells more of a hang
+    say("joining the others")
     dist.init_process_group(job.backend, store=store, rank=rank, world_size=n, timeout=limit)
     mesh = init_device_mesh(kind, tuple(job.sizes.values()), mesh_dim_names=tuple(job.sizes))
     say("compiling")

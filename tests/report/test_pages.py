@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 import pytest
 
 from placement.report import to_dot, to_html
+from placement.report.dot import _quoted
 from placement.report.facts import facts
 from placement.report.fold import blocks
 from tests.report.plans import SEQUENCE, make
@@ -96,3 +97,7 @@ def test_graph_tells_collectives_and_sizes():
     text = to_dot(make(SEQUENCE, seq=4096))
     assert "Shard(seq) -> Replicate @ tp\\nall_gather | reduce_scatter  768 KiB" in text
     assert 'label = "blocks.[0-2] (3 alike)"' in text
+
+
+def test_graph_quotes_what_names_may_hold():
+    assert _quoted('a"b\\c\nd') == '"a\\"b\\\\c\\nd"'

@@ -334,6 +334,7 @@ sample(_ATTENTION, lambda n: (x(n, n, 3 * n, 2), x(n, n, 3 * n, 2), x(n, n, 3 * 
 sample(_ATTENTION, lambda n: (x(n, n, 3 * n, 2), x(n, n, 5, 2), x(n, n, 5, 2), x(n, 1, 3 * n, 5)), least=6)
 sample(_ATTENTION, lambda n: (x(n, n, 3, 2), x(n, n, 5, 2), x(n, n, 5, 2), b(3, 5) | (torch.arange(5) == 0)), least=5)
 sample(_ATTENTION, lambda n: (x(2, 3 * n, 3, 2), x(2, n, 5, 2), x(2, n, 5, 2)), least=3, enable_gqa=True, scale=0.3)
+sample(_ATTENTION, lambda n: (x(n, 3 * n, 2), x(n, 5, 2), x(n, 5, 2)), least=5)
 
 for _reduction in range(3):
     _least = {0: 3, 1: 3, 2: 3}[_reduction]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import doctest
 import io
 import re
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from placement.rules import core
+from placement.rules import core, proof
 from placement.rules.proof import prove
 
 _PAGE = Path(__file__).parents[2] / "docs" / "rules.md"
@@ -37,5 +38,11 @@ def test_the_page_runs(monkeypatch: pytest.MonkeyPatch) -> None:
             exec(compile("\n" * (line + 1) + text, str(_PAGE), "exec"), names)
         printed = out.getvalue()
     # What the page leaves to the reader: its implementation holds on ranks that communicate.
-    proof = prove(names["center"], torch.randn(4, 6, dtype=torch.float64), 1, execute=emitted).require()
-    assert [f.run for f in proof.findings if f.strategy.implementation] == [True]
+    center = prove(names["center"], torch.randn(4, 6, dtype=torch.float64), 1, execute=emitted).require()
+    assert [f.run for f in center.findings if f.strategy.implementation] == [True]
+
+
+def test_the_example_in_prove_runs() -> None:
+    result = doctest.testmod(proof)
+    assert result.attempted == 1
+    assert result.failed == 0

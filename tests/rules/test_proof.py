@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from math import prod
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from placement.graph.signature import Signature
 from placement.rules import core
@@ -220,6 +224,30 @@ def test_shards_behind_other_factors_are_proven() -> None:
     ]
     fused = prove(lambda w: w.chunk(3, dim=0)[1], x(12, 6))
     assert len([f for f in fused.findings if f.op == "aten.chunk.default" and f.strategy.operands[0].over]) == 2
+
+
+@st.composite
+def regroupings(draw):
+    """The same factors in order under two groupings, and whether a size of the second is left to be inferred."""
+    factors = draw(st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=1, max_size=5))
+
+    def grouped():
+        borders = sorted(draw(st.sets(st.integers(0, len(factors)))) | {0, len(factors)})
+        return tuple(prod(factors[a:b]) for a, b in pairwise(borders))
+
+    before, after = grouped(), grouped()
+    inferred = draw(st.none() | st.integers(0, len(after) - 1))
+    return before, tuple(-1 if at == inferred else size for at, size in enumerate(after))
+
+
+@given(regroupings(), st.sampled_from([2, 3, 4]))
+@settings(max_examples=100)
+def test_any_regrouping_holds(shapes, n) -> None:
+    """Merges and cuts with every run of factors that the ranks divide, behind whatever stands before it."""
+    before, after = shapes
+    proof = prove(aten.reshape.default, torch.arange(float(prod(before))).view(before), after, n=n).require()
+    if len(before) == 1 and before[0] % n == 0 and after[0] % n == 0:
+        assert len(proof.findings) > 3, "a leading factor that n divides is never lost"
 
 
 def test_a_module_brings_its_parameters() -> None:

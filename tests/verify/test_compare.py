@@ -91,7 +91,10 @@ def test_what_is_zero_but_for_rounding_is_relative_to_the_largest() -> None:
 
 
 def test_replicas_have_to_have_the_same_bits() -> None:
-    ranks = [{"a": Part(X, {}), "cut": Part(X, {"tp": Cut(0)})}, {"a": Part(X + 1e-12, {}), "cut": Part(X + 1, {"tp": Cut(0)})}]
+    ranks = [
+        {"a": Part(X, {}), "cut": Part(X, {"tp": Cut(0)})},
+        {"a": Part(X + 1e-12, {}), "cut": Part(X + 1, {"tp": Cut(0)})},
+    ]
     worst, failures = replicas(ranks, TP)
     assert (worst.name, worst.compared, [f.name for f in failures]) == ("a", 1, ["a"])
     same = [{"a": Part(X, {})}, {"a": Part(X.clone(), {})}]

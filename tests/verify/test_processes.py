@@ -39,7 +39,7 @@ def test_a_model_that_does_not_pickle_is_refused() -> None:
     class Local(small.Block):
         pass
 
-    with pytest.raises(placement.PlacementError, match="cannot be sent to processes: .*Local"):
+    with pytest.raises(placement.PlacementError, match=r"cannot be sent to processes: .*Local"):
         verify(Local())
 
 
@@ -50,15 +50,15 @@ def test_a_rank_that_raises_is_named_with_its_traceback(tmp_path) -> None:
 
 def test_a_rank_that_is_killed_ends_the_run(tmp_path) -> None:
     started = time.monotonic()
-    with pytest.raises(ProcessFailure, match="rank [01] of 2 was ended by SIGKILL while starting"):
+    with pytest.raises(ProcessFailure, match=r"rank [01] of 2 was ended by SIGKILL while starting"):
         verify(small.Faulty("die", tmp_path))
     assert time.monotonic() - started < 120  # not the 600 s that ranks may take
 
 
 def test_a_rank_that_hangs_is_shown_where_it_is(tmp_path) -> None:
-    with pytest.raises(ProcessFailure, match="no end after 20 s") as caught:
-        verify(small.Faulty("hang", tmp_path), timeout=20)
-    assert "__setstate__" in str(caught.value)
+    with pytest.raises(ProcessFailure, match="no progress for 15 s") as caught:
+        verify(small.Faulty("hang", tmp_path), timeout=15)
+    assert "in __setstate__" in str(caught.value), str(caught.value)
 
 
 def test_nccl_without_gpus_is_refused() -> None:

@@ -36,7 +36,9 @@ def plant(monkeypatch):
 
 
 def test_a_right_program_passes_and_every_kind_is_compared() -> None:
-    parity = placement.verify(small.Block(), placement.simulate(tp=2), small.spec(), example=small.example(requires_grad=True))
+    parity = placement.verify(
+        small.Block(), placement.simulate(tp=2), small.spec(), example=small.example(requires_grad=True)
+    )
     assert parity.ok, parity
     assert set(parity.worst) == KINDS
     assert all(worst.compared for worst in parity.worst.values())
@@ -156,7 +158,7 @@ def test_float32_has_its_own_tolerances() -> None:
 
 
 def test_a_model_on_the_meta_device_is_refused() -> None:
-    with pytest.raises(placement.PlacementError, match="PLC405.*norm.weight"):
+    with pytest.raises(placement.PlacementError, match=r"PLC405.*norm\.weight"):
         placement.verify(small.Block().to("meta"), {"tp": 2}, small.spec(), example=small.example())
 
 

@@ -1,0 +1,358 @@
+"""The command line: what each command prints, in 80 columns, and with which exit code it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from placement import cli
+from placement.lang.diagnostics import CODES
+
+ROOT = Path(__file__).resolve().parent.parent
+MLP = str(ROOT / "examples" / "mlp" / "mlp.plc")
+MLP_MODEL = "examples.mlp.model:build"
+QWEN3 = str(ROOT / "examples" / "qwen3" / "qwen3.plc")
+ON_TWO = ("--model", MLP_MODEL, "--mesh", "tp=2")
+
+# A callable for --model that is nobody's example.
+OWN = """
+import torch
+from torch import nn
+
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+    def forward(self, x):
+        y = self.down(self.up(x).relu())
+        return {"loss": y.pow(2).mean()}
+
+def build():
+    return Own(), {"x": torch.randn(2, 6, 4)}
+
+def broken():
+    raise RuntimeError("no such weights")
+
+def lonely():
+    return Own()
+"""
+OWN_SPEC = """mesh tp
+input x : [batch, seq, width]
+param up.{weight,bias} : Shard(out) @ tp
+param down.weight : Shard(in) @ tp
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch) -> Path:
+    """A folder with a model and a spec, which is the working directory."""
+    (tmp_path / "own_model.py").write_text(OWN)
+    (tmp_path / "own.plc").write_text(OWN_SPEC)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "own_model", raising=False)  # another test's
+    return tmp_path
+
+
+@pytest.fixture
+def run(capsys):
+    """``run(*args)`` → (exit code, stdout, stderr); nothing may be wider than 80 columns."""
+
+    def call(*args: str, wide: bool = False) -> tuple[int, str, str]:
+        code = cli.run(list(args))
+        out, err = capsys.readouterr()
+        lines = [line for line in (out + err).splitlines() if len(line) > 80]
+        assert wide or not lines, lines
+        return code, out, err
+
+    return call
+
+
+@pytest.fixture
+def config(tmp_path) -> str:
+    """A transformers config, as a path for ``hf:``."""
+    text = {
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 256,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(text))
+    return f"hf:{tmp_path / 'config.json'}"
+
+
+# -- start-up ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "args", [["--help"], ["--version"], ["check", MLP], ["explain", "PLC204"], ["explain", "--help"]]
+)
+def test_light_commands_import_neither_torch_nor_transformers(args) -> None:
+    code = (
+        "import sys; from placement import cli; code = cli.run(sys.argv[1:]);"
+        "print(sorted({'torch', 'transformers', 'numpy', 'rich'} & set(sys.modules))); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_help_names_every_command(run) -> None:
+    code, out, _ = run("--help")
+    assert code == 0
+    assert all(f"  {command} " in out for command in ("check", "explain", "emit", "verify"))
+
+
+# -- check ------------------------------------------------------------------------------------------
+
+
+def test_check_of_a_text_alone(run) -> None:
+    code, out, err = run("check", os.path.relpath(MLP))
+    assert (code, err) == (0, "")
+    assert "9 statements, nothing wrong" in out
+
+
+def test_check_with_a_model_says_what_was_checked(run) -> None:
+    code, out, err = run("check", os.path.relpath(MLP), *ON_TWO, "-v")
+    assert code == 0
+    assert "fits ResidualMLP on tp = 2: 16 parameters (6 sharded)" in " ".join(out.split())
+    assert "{norm,head}.{weight,bias}" in out
+    assert err.startswith("stages: capture ")
+
+
+def test_check_reports_every_fault_of_a_spec(run, own) -> None:
+    (own / "own.plc").write_text(OWN_SPEC.replace("mesh tp\n", "mesh tp\nparm x\n") + "param : Shard(0)\n")
+    code, out, err = run("check", "own.plc")
+    assert (code, out) == (1, "")
+    assert err.count("error[PLC") == 2
+    assert "own.plc:2:1" in err
+    assert "\x1b" not in err
+
+
+def test_check_with_a_model_reports_what_the_model_lacks(run, own) -> None:
+    (own / "own.plc").write_text(OWN_SPEC + "param nowhere.weight : Shard(out) @ tp\n")
+    code, _, err = run("check", "own.plc", "--model", "own_model:build", "--mesh", "tp=2")
+    assert code == 1
+    assert "error[PLC104]" in err
+    assert "own.plc:5:7" in err
+
+
+def test_check_needs_a_model_for_a_mesh(run) -> None:
+    code, _, err = run("check", MLP, "--mesh", "tp=2", wide=True)
+    assert code == 2
+    assert "--model" in err
+
+
+# -- explain and emit -------------------------------------------------------------------------------
+
+
+def test_explain_in_every_format(run, tmp_path) -> None:
+    spec = os.path.relpath(MLP)
+    code, out, _ = run("explain", spec, *ON_TWO, "-v")
+    assert code == 0
+    assert "all_gather" in out
+    assert "Stages" in out
+    code, out, _ = run("explain", spec, *ON_TWO, "--format", "json", wide=True)
+    assert json.loads(out)["format_version"] == 1
+    assert json.loads(out)["mesh"] == {"tp": 2}
+    code, out, _ = run("explain", spec, *ON_TWO, "--format", "dot", wide=True)
+    assert out.startswith("digraph")
+    code, out, _ = run("explain", spec, *ON_TWO, "--format", "html", "-o", str(tmp_path / "plan.html"))
+    assert (code, out) == (0, "")
+    assert "<html" in (tmp_path / "plan.html").read_text()
+
+
+def test_sizes_change_the_prices_and_the_example(run) -> None:
+    def gathered(size: str) -> int:
+        _, out, _ = run("explain", MLP, *ON_TWO, "--size", size, "--format", "json", wide=True)
+        return json.loads(out)["totals"]["tp"]["forward"]["all_gather"]["bytes"]
+
+    assert gathered("batch=2,seq=128") * 4 == gathered("batch=2,seq=512")
+
+
+def test_explain_shows_the_page_of_a_code(run) -> None:
+    code, out, _ = run("explain", "PLC204", wide=True)
+    assert code == 0
+    assert out.startswith("# PLC204: ")
+    code, _, err = run("explain", "PLC999", wide=True)
+    assert code == 2
+    assert "no diagnostic PLC999" in err
+    for known in CODES:
+        assert run("explain", known, wide=True)[1].startswith(f"# {known}")
+
+
+def test_emitted_text_is_a_program(run, tmp_path) -> None:
+    target = tmp_path / "mlp_tp2.py"
+    code, out, err = run("emit", os.path.relpath(MLP), *ON_TWO, "-o", str(target), wide=True)
+    assert (code, out) == (0, "")
+    assert "root class ResidualMLP" in err
+    code, out, _ = run("emit", os.path.relpath(MLP), *ON_TWO, wide=True)
+    assert out == target.read_text()
+    names: dict[str, object] = {}
+    exec(compile(out, "emitted", "exec"), names)
+    assert callable(names["build"])
+
+
+# -- verify -----------------------------------------------------------------------------------------
+
+
+def test_verify_of_the_mlp(run) -> None:
+    code, out, _ = run("verify", os.path.relpath(MLP), *ON_TWO, "--batch", "3", "--seq", "10", "--steps", "2")
+    assert code == 0, out
+    assert "mlp.plc, tp = 2: 2 simulated ranks against one device, float64" in out
+    assert "ok: the program computes what one device computes" in out
+
+
+def test_verify_past_the_tolerance_is_1(run) -> None:
+    code, out, _ = run("verify", MLP, *ON_TWO, "--steps", "0", "--tolerance", "1e-30")
+    assert code == 1
+    assert "FAILED" in out
+
+
+@pytest.mark.gloo
+def test_verify_of_a_file_on_processes(run, own) -> None:
+    code, out, err = run(
+        "verify", "own.plc", "--model", "own_model.py:build", "--mesh", "tp=2", "--backend", "gloo", "--seq", "4"
+    )
+    assert code == 0, err
+    assert "2 gloo ranks" in out
+
+
+def test_a_size_that_the_axis_does_not_divide(run) -> None:
+    code, _, err = run("verify", MLP, *ON_TWO, "--seq", "7", wide=True)
+    assert code == 1
+    assert "seq" in err
+    assert "PLC901" not in err
+
+
+# -- transformers -----------------------------------------------------------------------------------
+
+
+def test_a_transformers_config(run, config) -> None:
+    mesh = ("--model", config, "--mesh", "tp=2")
+    code, out, err = run("check", os.path.relpath(QWEN3), *mesh)
+    assert code == 0, err
+    assert "fits Qwen3ForCausalLM on tp = 2" in " ".join(out.split())
+    code, out, _ = run("explain", QWEN3, *mesh, "--size", "batch=1,seq=128", "--format", "json", wide=True)
+    gathers = [c for c in json.loads(out)["conversions"] if c["forward"] == "all_gather"]
+    assert {c["bytes"] for c in gathers} == {128 * 32 * 4}
+    code, out, err = run("verify", os.path.relpath(QWEN3), *mesh, "--batch", "3", "--seq", "6", "--steps", "1")
+    assert code == 0, out + err
+    assert "[transformers]" not in out + err
+
+
+def test_a_config_that_is_none(run, tmp_path) -> None:
+    (tmp_path / "bad.json").write_text("{}")
+    (tmp_path / "worse.json").write_text("{")
+    for name, message in (("bad.json", "model_type"), ("worse.json", "not JSON"), ("none.json", "No such file")):
+        code, _, err = run("check", MLP, "--model", f"hf:{tmp_path / name}", "--mesh", "tp=2", wide=True)
+        assert code == 2
+        assert message in err
+
+
+# -- exit codes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (["check"], 2, "Missing argument"),
+        (["chek", MLP], 2, "No such command"),
+        (["explain", MLP], 2, "--model"),
+        (["explain", MLP, *ON_TWO[:2], "--mesh", "tp"], 2, "name=number"),
+        (["explain", MLP, *ON_TWO[:2], "--mesh", "tp=2,tp=4"], 2, "twice"),
+        (["explain", MLP, *ON_TWO, "--size", "bacth=2"], 2, "did you mean batch?"),
+        (["explain", MLP, *ON_TWO, "--format", "yaml"], 2, "yaml"),
+        (["check", MLP, "--model", "examples.nowhere:build"], 2, "no module"),
+        (["check", MLP, "--model", "examples.mlp.model:biuld"], 2, "has no 'biuld'"),
+        (["check", MLP, "--model", "nonsense"], 2, "MODULE:CALLABLE"),
+        (["check", MLP, "--model", "nowhere.py:build"], 2, "no file"),
+        (["check", "nowhere.plc"], 1, "PLC014"),
+        (["check", MLP, "--model", MLP_MODEL], 1, "PLC102"),
+        (["check", MLP, "--model", MLP_MODEL, "--mesh", "tp=3"], 1, "PLC203"),
+    ],
+)
+def test_exit_codes(run, args, code: int, message: str) -> None:
+    found, out, err = run(*args, wide=True)
+    assert (found, out) == (code, "")
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_a_model_that_fails_is_at_fault(run, own) -> None:
+    code, _, err = run("check", "own.plc", "--model", "own_model:broken", "--mesh", "tp=2", wide=True)
+    assert code == 1
+    assert "PLC404" in err
+    assert "no such weights" in err
+    code, _, err = run("check", "own.plc", "--model", "own_model:lonely", "--mesh", "tp=2", wide=True)
+    assert code == 2
+    assert "keyword arguments of one call" in err
+
+
+def test_our_own_bug_is_3_and_asks_for_a_report(run, monkeypatch) -> None:
+    def fail(*_args: object, **_options: object) -> None:
+        raise KeyError("planted")
+
+    monkeypatch.setattr(cli, "_read", fail)
+    code, out, err = run("check", MLP)
+    assert (code, out) == (3, "")
+    assert "error[PLC901]: internal error: KeyError: 'planted'" in err
+    assert "please report it" in err
+    assert "Traceback" not in err
+    code, _, err = run("check", MLP, "--debug", wide=True)
+    assert code == 3
+    assert "Traceback" in err
+    monkeypatch.setenv("PLACEMENT_DEBUG", "1")
+    assert "Traceback" in run("check", MLP, wide=True)[2]
+
+
+def test_ctrl_c_ends_without_a_traceback(run, monkeypatch) -> None:
+    def interrupt(*_args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_read", interrupt)
+    code, _, err = run("check", MLP)
+    assert code == 130
+    assert err.strip() == "interrupted"
+
+
+# -- a terminal -------------------------------------------------------------------------------------
+
+
+def test_the_status_line_appears_on_a_terminal_only_and_is_wiped(monkeypatch, capsys) -> None:
+    from placement import terminal
+
+    monkeypatch.setattr(terminal, "_PATIENCE", 0.0)
+
+    def slow() -> str:
+        with terminal.Status("compiling") as status:
+            status.say("training")
+            status._done.wait(0.6)
+        return capsys.readouterr().err
+
+    assert slow() == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    shown = slow()
+    assert "training ... 0 s" in shown
+    assert shown.endswith("\r\x1b[K")
+
+
+def test_colour_is_for_terminals_whose_user_wants_it(monkeypatch) -> None:
+    from placement import terminal
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert not terminal.colored(sys.stderr)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert terminal.colored(sys.stderr)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not terminal.colored(sys.stderr)
