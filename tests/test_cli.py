@@ -245,7 +245,7 @@ def test_a_transformers_config(run, config) -> None:
     assert "fits Qwen3ForCausalLM on tp = 2" in " ".join(out.split())
     code, out, _ = run("explain", QWEN3, *mesh, "--size", "batch=1,seq=128", "--format", "json", wide=True)
     gathers = [c for c in json.loads(out)["conversions"] if c["forward"] == "all_gather"]
-    assert {c["bytes"] for c in gathers} == {128 * 32 * 4}
+    assert 128 * 32 * 4 in {c["bytes"] for c in gathers}
     code, out, err = run("verify", os.path.relpath(QWEN3), *mesh, "--batch", "3", "--seq", "6", "--steps", "1")
     assert code == 0, out + err
     assert "[transformers]" not in out + err

@@ -108,6 +108,8 @@ class File:
         lines = [f"axes = {{{axis.name!r}: {axis.n}}}", "inputs = {", *inputs, "}", "outputs = {", *outputs, "}"]
         if divides:
             lines.append(f"divides = {divides!r}  # sizes that the axis cuts into equal blocks")
+        if plan.graph.size_guards:
+            lines.append(f"requires = {plan.graph.size_guards!r}  # the model branches on sizes; this branch was taken")
         if hooks:
             lines += ["hooks = {  # their gradients are summed over the axis, together", f"    {axis.name!r}: ("]
             lines += [f"        {name!r}," for name in hooks]

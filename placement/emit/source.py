@@ -12,6 +12,7 @@ import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import sympy
 from torch.utils import _pytree as pytree
@@ -19,7 +20,8 @@ from torch.utils import _pytree as pytree
 from placement.emit.blocks import Block, nested, owned, uses_of
 from placement.emit.expressions import Printer, draws
 from placement.emit.file import Class, File, Source, is_list
-from placement.emit.text import WIDTH, commented, is_literal, merged, returned, structure
+from placement.emit.text import WIDTH, commented, fixed, held, merged, returned, structure
+from placement.graph.example import key_text
 from placement.graph.ir import Call, Node, Value
 from placement.solver.plan import Plan, Step, Version
 from placement.types import I, Kind, R
@@ -313,20 +315,38 @@ class _Writer:
     # -- root -----------------------------------------------------------------------------------
 
     def _root_arguments(self, scope: _Scope) -> list[str]:
-        graph = self.plan.graph
-        args, kwargs = pytree.tree_unflatten(list(range(graph.in_spec.num_leaves)), graph.in_spec)
-        order = _forward_names(graph.modules[""].type)
-        names = [*(f"argument_{i}" for i in range(len(args))), *kwargs]
-        names.sort(key=lambda n: order.index(n) if n in order else len(order))
-        constants = graph.constant_inputs
+        """``forward``'s arguments; those that hold no tensor have the example's value as their default."""
+        given = self._given()
+        order = _forward_names(self.plan.graph.modules[""].type)
+        names = sorted(given, key=lambda n: order.index(n) if n in order else len(order))
         scope.taken.update(names)
-        for item in graph.inputs:
+        for item in self.plan.graph.inputs:
             if item.name in names:
                 scope.names[self._input(item.value)] = item.name
-        return [f"{n}={constants[n]!r}" if n in constants and is_literal(constants[n]) else n for n in names]
+        found: list[str] = []
+        for name in names:
+            if fixed(given[name]):
+                found.append(f"{name}={given[name]!r}")
+                continue
+            if "*" not in found and any("=" in text for text in found):
+                found.append("*")  # Python has no argument without a default after one that has it
+            found.append(name)
+        return found
+
+    def _given(self) -> dict[str, Any]:
+        """The example's arguments by name, with ``...`` in place of tensors."""
+        graph = self.plan.graph
+        flat = pytree.tree_unflatten(list(range(graph.in_spec.num_leaves)), graph.in_spec)
+        constants = graph.constant_inputs
+
+        def value(path: Any, _: int) -> Any:
+            return constants.get(".".join(key_text(key) for key in path[1:]), ...)
+
+        _, kwargs = pytree.tree_map_with_path(value, flat)
+        return kwargs
 
     def _unpack(self, scope: _Scope) -> list[str]:
-        """Tensors that come inside containers get variables of their own; fixed arguments are held to their values."""
+        """Tensors that come inside containers get variables of their own; all else is held to the example's value."""
         lines = []
         for item in self.plan.graph.inputs:
             if self._input(item.value) in scope.names:
@@ -336,12 +356,8 @@ class _Writer:
             name = scope.fresh(item.name)
             scope.names[self._input(item.value)] = name
             lines.append(f"{name} = {first}{path}")
-        for name, value in self.plan.graph.constant_inputs.items():
-            if "." not in name and is_literal(value) and value is not None:
-                lines.append(f"if {name} != {value!r}:")
-                lines.append(
-                    f'    raise ValueError(f"{name} was {value!r} when the model was captured, not {{{name}!r}}")'
-                )
+        for name, value in self._given().items():
+            lines = [*held(name, value), *lines]
         return lines
 
     def _root_result(self, scope: _Scope) -> str:

@@ -22,6 +22,32 @@ def is_literal(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
+def fixed(value: Any) -> bool:
+    """Whether an argument of the example can be written down: literals, and containers of them."""
+    if type(value) in (list, tuple):
+        return all(map(fixed, value))
+    if type(value) is dict:
+        return all(isinstance(key, str) and fixed(item) for key, item in value.items())
+    return is_literal(value) and value == value  # noqa: PLR0124 - a nan equals nothing
+
+
+def held(name: str, value: Any) -> list[str]:
+    """Lines that refuse an argument that is not the example's, where it is no tensor: they chose what was captured."""
+    if fixed(value):
+        test = f"{name} is not None" if value is None else f"{name} != {value!r}"
+        text = f"{name} was {value!r} when the model was captured, not "
+        return [f"if {test}:", f"    raise ValueError({text!r} + repr({name}))"]
+    if type(value) is dict:
+        lines = [f"if {name}.keys() != {{{', '.join(map(repr, value))}}}:"]
+        lines.append(f"    raise ValueError({f'{name} had the keys {list(value)} when the model was captured'!r})")
+        return [*lines, *(line for key, item in value.items() for line in held(f"{name}[{key!r}]", item))]
+    if type(value) in (list, tuple):
+        lines = [f"if len({name}) != {len(value)}:"]
+        lines.append(f"    raise ValueError({f'{name} had {len(value)} items when the model was captured'!r})")
+        return [*lines, *(line for index, item in enumerate(value) for line in held(f"{name}[{index}]", item))]
+    return []
+
+
 def dtype_kind(dtype: torch.dtype) -> str:
     """The kind that inputs are held to."""
     if dtype.is_floating_point:

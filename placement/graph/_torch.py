@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
 
@@ -78,3 +79,31 @@ def gradient_hooks(owner: torch.nn.Module | torch.Tensor) -> bool:
 def from_data(size: Any) -> bool:
     """Whether a number of the captured program comes out of a tensor's data."""
     return isinstance(size, torch.SymInt | torch.SymFloat | torch.SymBool) and bool(free_unbacked_symbols(size))
+
+
+def draws_numbers(op: Callable[..., Any]) -> bool:
+    """Whether the op draws from a random generator of torch's."""
+    return is_overload(op) and torch.Tag.nondeterministic_seeded in op.tags
+
+
+_SIZE = re.compile(r"L\['tensors'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
+_SMALLEST = re.compile(r"\W*(2 <= \w+|1 < \w+|1 != \w+|\w+ >= 2|\w+ > 1|\w+ != 1|0 <= \w+|1 <= \w+|\w+ [!>]=? 0)\W*")
+
+
+def _always(text: str) -> bool:
+    """Whether the guard holds whatever the sizes are."""
+    names = {name: sympy.Symbol(name, integer=True, positive=True) for name in re.findall(r"[A-Za-z_]\w*", text)}
+    return sympy.sympify(text, locals=names) in (True, sympy.true)
+
+
+def size_guards(program: torch.export.ExportedProgram, name_of: Callable[[int, int], str]) -> tuple[str, ...]:
+    """What the model's branches on sizes took for granted, as Python over ``name_of(input, dim)``.
+
+    Guards that only keep a size from 0 or 1 come from torch, which special-cases them; the ops do not.
+    """
+    found: dict[str, None] = {}
+    for guard in getattr(program, "_guards_code", None) or ():
+        text = _SIZE.sub(lambda match: name_of(int(match[1]), int(match[2])), guard)
+        if "L[" not in text and not _SMALLEST.fullmatch(text) and not _always(text):
+            found[text] = None
+    return tuple(found)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import re
 import warnings
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +19,19 @@ import sympy
 import torch
 from torch.utils import _pytree as pytree
 
-from placement.graph import normalize
-from placement.graph._torch import HigherOrderOperator, expression, from_data, is_overload, transient_buffers
+from placement.graph import normalize, refusals
+from placement.graph._torch import (
+    HigherOrderOperator,
+    aten,
+    expression,
+    from_data,
+    is_overload,
+    size_guards,
+    transient_buffers,
+)
 from placement.graph.example import SMALLEST, Example, capture_sizes, check_dims, key_text, resized
 from placement.graph.gradients import own_backwards_refused, refuse_gradient_hooks
-from placement.graph.ir import Call, Graph, Input, ModuleInfo, Node, Output, Parameter, Size, Symbol, Value
+from placement.graph.ir import Call, Graph, Input, ModuleInfo, Node, Output, Parameter, Size, Symbol, Value, substitute
 from placement.lang.diagnostics import Diagnostic, PlacementError
 
 _ROOT = "program"  # the attribute that holds the model while it is exported
@@ -179,17 +187,20 @@ class _Reader:
         self.renamed: dict[sympy.Basic, sympy.Symbol] = {}
         self.sized: dict[sympy.Expr, Size] = {}
         self.symbols: dict[str, Symbol] = {}
+        self.inputs: tuple[Input, ...] = ()
+        self.grad = True  # False while a no_grad region is read
         self.taken: set[str] = set()
         self.constants: dict[str, torch.Tensor] = {}
 
     def graph(self) -> Graph:
         placeholders = {n.name: n for n in self.program.graph.nodes if n.op == "placeholder"}
         self._name_symbols(placeholders)
-        inputs = self._read_inputs(placeholders)
+        self.inputs = inputs = self._read_inputs(placeholders)
         parameters = self._read_parameters(placeholders)
         nodes = self._read_nodes(self.program.graph_module, ())
         returned = [self._value(a) for a in self._output_arguments()]
         rest = iter(returned)
+        self._refuse_sizes()
         outputs = tuple(
             Output(next(rest), name) if isinstance(leaf, torch.Tensor) else Output(None, name, leaf)
             for name, leaf in self.root.returned.leaves
@@ -205,8 +216,11 @@ class _Reader:
             out_spec=self.root.returned.spec,
             constant_inputs=self.example.constants,
             constants=self.constants,
+            size_guards=size_guards(self.program, self._dim_name),
         )
-        return normalize.normalize(graph)
+        graph = normalize.normalize(graph)
+        refusals.refuse(graph)
+        return graph
 
     # -- sizes ----------------------------------------------------------------------------------
 
@@ -242,6 +256,19 @@ class _Reader:
             upper = min((u for u in (upper, known.upper) if u is not None), default=None)
         hint = next(t.shape[self.names[n].index(dim)] for n, t in self._named_tensors() if dim in self.names[n])
         self.symbols[dim] = Symbol(symbol, int(hint), lower, upper)
+
+    def _dim_name(self, index: int, dim: int) -> str:
+        """The name of a dim of the example's tensor, or its size where it has none."""
+        return str(self.inputs[index].value.shape[dim])
+
+    def _refuse_sizes(self) -> None:
+        faults = [
+            Diagnostic("PLC407", f"output '{name}' is a dynamic size, not a tensor", hint="take it from an input's shape")
+            for name, leaf in self.root.returned.leaves
+            if isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool)
+        ]
+        if faults:
+            raise PlacementError(faults)
 
     def _named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in zip(self.example.names, self.example.tensors, strict=True):
@@ -310,9 +337,8 @@ class _Reader:
             if tensor_id not in found:
                 tensor = tensors[names[0]]
                 is_buffer = not isinstance(tensor, torch.nn.Parameter)
-                value = Value(
-                    self._fresh(_identifier(names[0])), tuple(tensor.shape), tensor.dtype, tensor.requires_grad and not is_buffer
-                )
+                grad = tensor.requires_grad and not is_buffer
+                value = Value(self._fresh(_identifier(names[0])), tuple(tensor.shape), tensor.dtype, grad)
                 found[tensor_id] = Parameter(value, tuple(names), is_buffer, names[0] not in transient)
         order = {name: index for index, name in enumerate(tensors)}
         return tuple(sorted(found.values(), key=lambda p: order.get(p.name, len(order))))
@@ -355,12 +381,17 @@ class _Reader:
         meta = node.meta.get("val")
         stack = self._stack(node) or outer
         source = _source_line(node)
-        if isinstance(meta, torch.SymInt | int | float | bool):
+        if isinstance(meta, torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool):
             return []
         args = self._arguments(node.args)
         kwargs = {k: self._arguments(v) for k, v in node.kwargs.items()}
         operands = list(normalize.values_in((args, tuple(kwargs.values()))))
-        grad = any(v.requires_grad for v in operands)
+        before: list[Node] = []
+        if not self.grad:
+            before, stopped = self._detached(operands, stack, source)
+            args = substitute(args, stopped)
+            kwargs = {k: substitute(v, stopped) for k, v in kwargs.items()}
+        grad = self.grad and any(v.requires_grad for v in operands)
         outputs = meta if isinstance(meta, tuple | list) else (meta,)
         results: list[Value | None] = []
         for index, tensor in enumerate(outputs):
@@ -373,7 +404,20 @@ class _Reader:
         if not any(results) and meta is None:
             return []  # asserts about metadata and sizes
         self.values[node.name] = results[0] if not isinstance(meta, tuple | list) else tuple(results)  # type: ignore[assignment]
-        return [Node(node.name, node.target, args, kwargs, tuple(results), stack, source)]  # type: ignore[arg-type]
+        made = Node(node.name, node.target, args, kwargs, tuple(results), stack, source)  # type: ignore[arg-type]
+        return [*before, made]
+
+    def _detached(
+        self, operands: Sequence[Value], stack: tuple[Call, ...], source: str
+    ) -> tuple[list[Node], Callable[[Any], Any]]:
+        """What a no_grad region reads, cut off from autograd: the emitted op has no region around it."""
+        cut: dict[Value, Value] = {}
+        nodes = []
+        for value in operands:
+            if value.requires_grad and value not in cut:
+                cut[value] = Value(self._fresh(f"{value.name}_detached"), value.shape, value.dtype, False)
+                nodes.append(Node(cut[value].name, aten.detach.default, (value,), {}, (cut[value],), stack, source))
+        return nodes, lambda leaf: cut.get(leaf, leaf) if isinstance(leaf, Value) else leaf
 
     def _inline(self, module: torch.fx.GraphModule, node: torch.fx.Node, outer: tuple[Call, ...]) -> list[Node]:
         """The body of a region (no_grad, disabled autocast) in place of the region."""
@@ -392,11 +436,13 @@ class _Reader:
         for placeholder, operand in zip(inner, operands, strict=True):
             if isinstance(operand, torch.fx.Node) and operand.name in self.values:
                 self.values[placeholder.name] = self.values[operand.name]
+        before = self.grad
+        if "set_grad_enabled" in name:
+            self.grad = enabled[0]
         nodes = self._read_nodes(body, self._stack(node) or outer)
+        self.grad = before
         out = next(n for n in body.graph.nodes if n.op == "output").args[0]
         self.values[node.name] = tuple(self._value(a) for a in out)  # type: ignore[misc, union-attr]
-        if "set_grad_enabled" in name and False in enabled:
-            nodes = [normalize.without_gradient(n, self.values) for n in nodes]
         return nodes
 
     def _arguments(self, tree: Any) -> Any:

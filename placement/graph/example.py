@@ -54,7 +54,7 @@ class Example:
 
 
 def _by_name(model: torch.nn.Module, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional arguments under the names that ``forward`` gives them; ``*args`` stay positional."""
+    """Positional arguments under the names that ``forward`` gives them."""
     signature = inspect.signature(model.forward)
     try:
         bound = signature.bind(*args)
@@ -65,7 +65,15 @@ def _by_name(model: torch.nn.Module, args: tuple[Any, ...]) -> tuple[tuple[Any, 
     kinds = {signature.parameters[name].kind for name in bound.arguments}
     if kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD}:
         return (), dict(bound.arguments)
-    return args, {}
+    raise PlacementError(
+        [
+            Diagnostic(
+                "PLC404",
+                "the model's forward takes arguments that have no names (*args, or positional-only ones)",
+                hint="wrap the model in a module whose forward names each argument",
+            )
+        ]
+    )
 
 
 def key_text(key: Any) -> str:

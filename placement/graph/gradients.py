@@ -7,7 +7,7 @@ hook on a gradient says otherwise, and would be lost without a word; so it is re
 from __future__ import annotations
 
 import contextlib
-import sys
+import inspect
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -39,14 +39,14 @@ def own_backwards_refused() -> Generator[None]:
     Functions and hooks of torch itself (checkpointing, say) stay allowed.
     """
     found: list[Diagnostic] = []
-    function, hook = torch.autograd.Function.apply, torch.Tensor.register_hook
+    function, hook = vars(torch.autograd.Function)["apply"], torch.Tensor.register_hook
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and not cls.__module__.startswith("torch."):
             text = f"the backward of the autograd.Function '{cls.__name__}' cannot be captured"
             hint = "write it with ops whose own backward is meant, or as a torch.library.custom_op with a rule"
             _note(found, Diagnostic("PLC407", text, hint=hint, model_line=_caller()))
-        return _original(function, cls)(*args, **kwargs)
+        return function.__get__(None, cls)(*args, **kwargs)
 
     def register_hook(self: torch.Tensor, given: Callable[..., Any]) -> Any:
         line = _caller()
@@ -65,10 +65,6 @@ def own_backwards_refused() -> Generator[None]:
         raise PlacementError(found)
 
 
-def _original(bound: Any, cls: Any) -> Callable[..., Any]:
-    return bound.__func__.__get__(None, cls)
-
-
 def _note(found: list[Diagnostic], diagnostic: Diagnostic) -> None:
     if diagnostic not in found:
         found.append(diagnostic)
@@ -76,7 +72,7 @@ def _note(found: list[Diagnostic], diagnostic: Diagnostic) -> None:
 
 def _caller() -> str | None:
     """The line of the model that is calling; None where torch itself is."""
-    frame = sys._getframe(2)
+    frame = inspect.currentframe()
     while frame and frame.f_code.co_filename == __file__:
         frame = frame.f_back
     name = frame.f_code.co_filename if frame else ""

@@ -156,6 +156,7 @@ class Graph:
     out_spec: Any  # the pytree that forward returns
     constant_inputs: Mapping[str, Any] = field(default_factory=dict)  # non-tensor arguments, fixed by capture
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)  # tensors that forward makes from numbers
+    size_guards: tuple[str, ...] = ()  # what branches on sizes took for granted: "seq > 3"
     notes: tuple[str, ...] = ()  # what capture had to leave out or assume
 
     def values(self) -> Iterator[Value]:

@@ -26,17 +26,6 @@ def values_in(tree: Any) -> Iterator[Value]:
     return (leaf for leaf in leaves(tree) if isinstance(leaf, Value))
 
 
-def without_gradient(node: Node, values: dict[str, Any]) -> Node:
-    """The node with results that autograd does not reach; ``values`` follows."""
-    fresh = {v: dataclasses.replace(v, requires_grad=False) for v in node.results if v.requires_grad}
-    for name, value in values.items():
-        if isinstance(value, Value):
-            values[name] = fresh.get(value, value)
-        else:
-            values[name] = tuple(fresh.get(v, v) for v in value)
-    return dataclasses.replace(node, outputs=tuple(fresh.get(v, v) if v else None for v in node.outputs))
-
-
 def normalize(graph: Graph) -> Graph:
     """The same program in normal form. Raises PlacementError (PLC407) for what cannot be made functional."""
     builder = _Builder()

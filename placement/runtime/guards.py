@@ -25,11 +25,18 @@ class Guard:
     """The inputs of a program, as checks."""
 
     def __init__(
-        self, inputs: Mapping[str, Spec], divides: Mapping[str, int], signature: inspect.Signature, *, same_blocks: bool
+        self,
+        inputs: Mapping[str, Spec],
+        divides: Mapping[str, int],
+        signature: inspect.Signature,
+        requires: tuple[str, ...] = (),
+        *,
+        same_blocks: bool,
     ) -> None:
         self.inputs = inputs
         self.divides = divides
         self.signature = signature
+        self.requires = tuple((text, compile(text, "<requires>", "eval")) for text in requires)
         self.same_blocks = same_blocks
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Guard:
@@ -60,6 +67,7 @@ class Guard:
         sizes: dict[str, tuple[int, str]] = {}
         for name, x in known.items():
             self._check_sizes(name, self._global_shape(name, x, local=local), sizes)
+        self._check_requirements({name: size for name, (size, _) in sizes.items()})
 
     def _global_shape(self, name: str, x: Tensor, *, local: bool) -> tuple[int, ...]:
         shape = list(x.shape)
@@ -85,6 +93,13 @@ class Guard:
                 named = " and ".join(repr(axis) for axis, n in axes.items() if by % n == 0)
                 on = f" (axis {named})" if named else ""
                 raise SizeError(f"{where} ({wanted}) has size {size}, not a multiple of {by}{on}")
+
+    def _check_requirements(self, sizes: Mapping[str, int]) -> None:
+        for text, code in self.requires:
+            # Our own text, over sizes alone.
+            if set(code.co_names) <= set(sizes) and not eval(code, {"__builtins__": {}}, dict(sizes)):  # noqa: S307
+                given = ", ".join(f"{name} = {sizes[name]}" for name in code.co_names)
+                raise SizeError(f"the model branches on sizes, and was captured where {text}; here {given}")
 
     def _compare_blocks(self, tensors: Mapping[str, Tensor]) -> None:
         """Gather the sizes of sharded inputs on their axis: unequal ones would hang in a collective."""

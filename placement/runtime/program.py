@@ -40,7 +40,8 @@ class Program(Module):
     gradient), dims being one-device sizes, names of dynamic dims or None, kind one of int, float, bool,
     complex, gradient whether one may be asked for. ``outputs``: None for
     replicated, "P" for a term per rank, or a cut. ``divides``: a number that each named dim must be a
-    multiple of. ``hooks``: by axis, the parameters used through ``summed``. ``same_blocks``: whether ranks compare
+    multiple of. ``requires``: what the model's branches took for granted of dynamic
+    dims, as Python. ``hooks``: by axis, the parameters used through ``summed``. ``same_blocks``: whether ranks compare
     the sizes of sharded inputs at each call (one small gather), so as to refuse instead of hanging.
     """
 
@@ -49,6 +50,7 @@ class Program(Module):
     outputs: ClassVar[Mapping[str, Any]] = {}
     divides: ClassVar[Mapping[str, int]] = {}
     hooks: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    requires: ClassVar[tuple[str, ...]] = ()
     same_blocks: ClassVar[bool] = True
 
     def __init__(self, /, **members: Any) -> None:
@@ -100,7 +102,8 @@ class Program(Module):
             for name in reducer.names:
                 self.tensor(name)  # a hook that names nothing fails here, not in training
         inputs = {name: (spec[0], self.layout(spec[1]), *spec[2:]) for name, spec in self.inputs.items()}
-        self._guard = Guard(inputs, self.divides, inspect.signature(self.forward), same_blocks=self.same_blocks)
+        signature = inspect.signature(self.forward)
+        self._guard = Guard(inputs, self.divides, signature, self.requires, same_blocks=self.same_blocks)
         return self
 
     def _bind(self, path: str, module: Module) -> None:

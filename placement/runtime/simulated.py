@@ -146,7 +146,8 @@ class _Given(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ARG004
-        return next((grad for grad in grads if grad is not None), None), None
+        known = [grad for grad in grads if grad is not None]
+        return (_Agreed.apply(*known) if known else None), None  # of type I in its turn: for second derivatives
 
 
 class _Agreed(torch.autograd.Function):
@@ -159,4 +160,4 @@ class _Agreed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
-        return grads * ctx.n
+        return _Given.apply(*grads, ctx.n)  # pyright: ignore[reportReturnType]

@@ -173,7 +173,7 @@ def on_simulated_ranks(
 ) -> tuple[First, list[Parts]]:
     """Train the program on all ranks in this process: what a caller sees, and each rank's own tensors."""
     module = instantiate(made.source, made.plan.graph, mesh)
-    load(module, task.model)
+    load(module, task.model, made.plan.graph)
     programs: list[Program] = getattr(module, "programs", [module])
     parts: list[Parts] = [{} for _ in programs]
     with contextlib.ExitStack() as watch:
@@ -197,7 +197,7 @@ def on_this_rank(task: Task, made: Emitted, mesh: DeviceMesh, objective: Objecti
     """Train the program as one process of ``mesh``; its own parts of every tensor, on the CPU."""
     program = instantiate(made.source, made.plan.graph, mesh)
     assert isinstance(program, Program)
-    load(program, task.model)
+    load(program, task.model, made.plan.graph)
     parts: Parts = {}
     call, whole = task.inputs(torch.device(program.device))
     layouts = {name: dict(_names(program.layout(program.inputs[name][1]))) for name in whole if name in program.inputs}

@@ -123,7 +123,9 @@ def row_bias(mesh: Any, n: int, placed: str) -> None:
     close({name: whole(got[name]) for name in want}, want)
     close(program.full_gradients(), gradients(model))
     made = {v for node in program.plan.graph.nodes if node.module == "down" for v in node.results}
-    moved = {s.conversion.forward.value for s in program.plan.steps if s.value in made and s.source.type.kind.value == "P"}
+    moved = {
+        s.conversion.forward.value for s in program.plan.steps if s.value in made and s.source.type.kind.value == "P"
+    }
     assert moved == {"all_reduce" if placed == "Replicate" else "reduce_scatter"}
 
 
@@ -164,7 +166,10 @@ LOSSES = {
 
 def reduced_loss(mesh: Any, n: int, where: str) -> None:
     model = toys.drawn(WithLoss())
-    given = {"x": torch.randn(BATCH, SEQ, HIDDEN, dtype=torch.float64, requires_grad=True), "labels": toys.batch()["labels"]}
+    given = {
+        "x": torch.randn(BATCH, SEQ, HIDDEN, dtype=torch.float64, requires_grad=True),
+        "labels": toys.batch()["labels"],
+    }
     program = placement.compile(model, mesh, LOSS + LOSSES[where], example=given)
     x, mine = (given["x"].detach().clone().requires_grad_() for _ in range(2))
     want = step(model, x=x, labels=given["labels"])

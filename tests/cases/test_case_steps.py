@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 import placement
 from placement import runtime as rt
 from tests.cases import toys
-from tests.cases.toys import close, gradients, ranks, step, whole
+from tests.cases.toys import close, gradients, step, whole
 from tests.runtime.worlds import Pool, assert_replicas_equal, in_worlds, run
 
 Change = Callable[[Any], Any]
@@ -115,7 +115,7 @@ def norm(mesh: Any, n: int, spec: str) -> None:
 @in_worlds
 @pytest.mark.parametrize("head", ["", "param embed.weight : [vocab, hidden], Shard(vocab)\n"], ids=["whole", "sharded"])
 def test_C20_the_norm_of_one_device(world: str, n: int, head: str, gloo: Pool) -> None:
-    """Replicated gradients count once per rank in the norm, per-head and tied ones not at all, or it differs by rank."""
+    """Replicated gradients count once per rank, per-head and tied ones not at all, or the norm differs by rank."""
     run(norm, world, n, gloo, toys.SP + head)
 
 

@@ -36,7 +36,9 @@ class Attention(nn.Module):
         k = self.k_norm(self.k(x).view(batch, seq, self.kv_heads, HEAD)).transpose(1, 2)
         v = self.v(x).view(batch, seq, self.kv_heads, HEAD).transpose(1, 2)
         k, v = (
-            t[:, :, None].expand(batch, self.kv_heads, HEADS // self.kv_heads, seq, HEAD).reshape(batch, HEADS, seq, HEAD)
+            t[:, :, None]
+            .expand(batch, self.kv_heads, HEADS // self.kv_heads, seq, HEAD)
+            .reshape(batch, HEADS, seq, HEAD)
             for t in (k, v)
         )
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True)

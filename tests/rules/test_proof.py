@@ -151,6 +151,14 @@ def test_truth_values_are_never_terms() -> None:
     assert offered(aten.sum.default, b(4)) == ["R -> R", "S(f1) -> P"]
 
 
+@pytest.mark.usefixtures("_rules")
+def test_truth_values_are_never_terms_whatever_a_rule_says() -> None:
+    rule(aten.isnan.default, "* -> *", linear=(0,))
+    assert offered(aten.isnan.default, x(3)) == ["I -> R", "R -> R"]
+    rule(aten.any.dim, "* k -> *")
+    assert offered(aten.any.dim, b(3, 4), -1) == ["R -> R"]
+
+
 def test_a_bias_joins_a_contracted_sum_as_a_term() -> None:
     assert "S(f2), S(f2), P -> P" in offered(aten.linear.default, x(3, 6), x(5, 6), x(5))
 

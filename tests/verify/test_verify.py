@@ -82,8 +82,8 @@ def test_a_wrong_forward_is_caught_and_the_first_module_named(plant) -> None:
 def test_replicas_that_drift_apart_are_caught(monkeypatch) -> None:
     load = sides.load
 
-    def drifting(module, model) -> None:
-        load(module, model)
+    def drifting(module, *args) -> None:
+        load(module, *args)
         with torch.no_grad():
             module.programs[1].get_parameter("norm.bias").add_(1e-15)
 
