@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from placement.emit.members import refuse_names
 from placement.emit.module import instantiate, load
 from placement.emit.source import write
 from placement.graph.capture import capture
@@ -67,6 +68,7 @@ def plan(
         graph = capture(model, _global(example, spec, mesh), dims)
     except PlacementError as error:
         raise PlacementError(error.diagnostics, spec.sources) from error.__cause__
+    refuse_names(graph, axes, spec)
     captured = time.perf_counter()
     bound = bind(graph, spec, axes, device_type=device_type or kind, sizes=sizes)
     binding = time.perf_counter()

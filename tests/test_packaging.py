@@ -45,6 +45,8 @@ def unpacked(wheel: Path) -> Path:
 def test_the_wheel_holds_the_grammar_the_typing_marker_and_the_licence(unpacked: Path) -> None:
     assert (unpacked / "placement" / "lang" / "placement.lark").read_text(encoding="utf-8") == GRAMMAR
     assert (unpacked / "placement" / "py.typed").exists()
+    pages = {path.name for path in (ROOT / "docs" / "diagnostics").glob("*.md")}
+    assert {path.name for path in (unpacked / "placement" / "lang" / "pages").iterdir()} == pages
     assert list(unpacked.glob("placement-*.dist-info/licenses/LICENSE"))
 
 

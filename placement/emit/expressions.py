@@ -10,6 +10,7 @@ from typing import Any
 
 import sympy
 import torch
+from sympy.printing.str import StrPrinter
 
 from placement.graph._torch import overload_name, schema_arguments, schema_name
 from placement.graph.factors import Factors
@@ -30,7 +31,42 @@ def draws(node: Node) -> bool:
 
 def size_text(size: Size) -> str:
     """A size over the program's symbols, as an expression over variables of their names."""
-    return str(size) if isinstance(size, int) else _spaced(_floors(str(size)))
+    return str(size) if isinstance(size, int) else _spaced(_floors(_Sizes().doprint(size)))
+
+
+class _Sizes(StrPrinter):
+    """Sympy's text, with torch's own functions of sizes in Python's words."""
+
+    def _divided(self, sign: str, expr: sympy.Expr) -> str:
+        left, right = (self.parenthesize(a, 1000) for a in expr.args)
+        return f"({left}{sign}{right})"
+
+    def _print_FloatTrueDiv(self, expr: sympy.Expr) -> str:  # noqa: N802 - sympy looks methods up by class name
+        return self._divided(" / ", expr)
+
+    _print_IntTrueDiv = _print_FloatTrueDiv  # noqa: N815 - as above
+
+    def _print_FloorDiv(self, expr: sympy.Expr) -> str:  # noqa: N802 - as above
+        return self._divided(" // ", expr)
+
+    def _print_Mod(self, expr: sympy.Expr) -> str:  # noqa: N802 - as above
+        return self._divided(" % ", expr)
+
+    _print_PythonMod = _print_Mod  # noqa: N815 - as above
+
+    def _print_FloatPow(self, expr: sympy.Expr) -> str:  # noqa: N802 - as above
+        return self._divided("**", expr)
+
+    _print_PowByNatural = _print_FloatPow  # noqa: N815 - as above
+
+    def _print_ToFloat(self, expr: sympy.Expr) -> str:  # noqa: N802 - as above
+        return f"float({self._print(expr.args[0])})"
+
+    def _print_Max(self, expr: sympy.Expr) -> str:  # noqa: N802 - as above
+        return f"max({', '.join(map(self._print, expr.args))})"
+
+    def _print_Min(self, expr: sympy.Expr) -> str:  # noqa: N802 - as above
+        return f"min({', '.join(map(self._print, expr.args))})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ def transient_buffers(module: torch.nn.Module) -> frozenset[str]:
     return frozenset(module._non_persistent_buffers_set)
 
 
-def expression(size: torch.SymInt) -> sympy.Expr:
+def expression(size: torch.SymInt | torch.SymFloat) -> sympy.Expr:
     """The sympy expression of a symbolic size."""
     return size.node.expr
 

@@ -263,7 +263,7 @@ class _Reader:
 
     def _refuse_sizes(self) -> None:
         faults = [
-            Diagnostic("PLC407", f"output '{name}' is a dynamic size, not a tensor", hint="take it from an input's shape")
+            Diagnostic("PLC407", f"output '{name}' is a size, not a tensor", hint="take it from an input's shape")
             for name, leaf in self.root.returned.leaves
             if isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool)
         ]
@@ -278,7 +278,7 @@ class _Reader:
     def _size(self, size: Any) -> Size:
         if isinstance(size, int):
             return size
-        symbolic = expression(size) if isinstance(size, torch.SymInt) else size
+        symbolic = expression(size) if isinstance(size, torch.SymInt | torch.SymFloat) else size
         if symbolic not in self.sized:
             renamed: Any = sympy.sympify(symbolic).xreplace(self.renamed)
             self.sized[symbolic] = int(renamed) if renamed.is_Integer else renamed
@@ -456,8 +456,8 @@ class _Reader:
                 hint = "keep it a tensor: x * t instead of x * t.item()"
                 line = _source_line(tree) or None
                 raise PlacementError([Diagnostic("PLC407", text, hint=hint, model_line=line)])
-            return self._size(tree.meta["val"]) if isinstance(tree.meta.get("val"), torch.SymInt) else tree.meta["val"]
-        return self._size(tree) if isinstance(tree, torch.SymInt) else tree
+            tree = tree.meta["val"]
+        return self._size(tree) if isinstance(tree, torch.SymInt | torch.SymFloat) else tree
 
     def _value(self, argument: Any) -> Value:
         value = self.values[argument.name]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from placement.lang.codes import CODES, Code
 from placement.lang.source import split_lines
@@ -103,12 +103,25 @@ class Diagnostics:
                 return (-1, "", 0, 0, d.code)
             return (order.get(d.span.file, len(order)), d.span.file, d.span.line, d.span.column, d.code)
 
-        return tuple(sorted(self._found, key=place))
+        return tuple(sorted(_one_per_cause(self._found), key=place))
 
     def raise_if_any(self, sources: Mapping[str, str] | None = None) -> None:
         """Raise PlacementError with every fault, if there is one. ``sources`` maps files to their text."""
         if self._found:
             raise PlacementError(self.sorted(sources or ()), sources)
+
+
+def _one_per_cause(found: Iterable[Diagnostic]) -> list[Diagnostic]:
+    """Of faults that one place in a spec has for many values of the model, the first, and how many more there are."""
+    by_place: dict[object, list[Diagnostic]] = {}
+    for diagnostic in found:
+        place = diagnostic if diagnostic.span is None else (diagnostic.code, diagnostic.span)
+        by_place.setdefault(place, []).append(diagnostic)
+    merged: list[Diagnostic] = []
+    for first, *others in by_place.values():
+        more = (f"the same holds for {len(others)} more that this line speaks of",) if others else ()
+        merged.append(replace(first, notes=(*first.notes, *more)))
+    return merged
 
 
 def near(name: str, candidates: Iterable[str]) -> list[str]:

@@ -30,6 +30,7 @@ class Guard:
         divides: Mapping[str, int],
         signature: inspect.Signature,
         requires: tuple[str, ...] = (),
+        axes: Mapping[str, int] | None = None,
         *,
         same_blocks: bool,
     ) -> None:
@@ -37,6 +38,7 @@ class Guard:
         self.divides = divides
         self.signature = signature
         self.requires = tuple((text, compile(text, "<requires>", "eval")) for text in requires)
+        self.axes = dict(axes or {})
         self.same_blocks = same_blocks
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Guard:
@@ -78,7 +80,6 @@ class Guard:
         return tuple(shape)
 
     def _check_sizes(self, name: str, shape: tuple[int, ...], sizes: dict[str, tuple[int, str]]) -> None:
-        axes = {axis.name: axis.size for spec in self.inputs.values() for axis, _ in spec[1]}
         for dim, (size, wanted) in enumerate(zip(shape, self.inputs[name][0], strict=True)):
             where = f"dim {dim} of input {name!r}"
             if isinstance(wanted, int) and size != wanted:
@@ -90,7 +91,7 @@ class Guard:
                 raise SizeError(f"{where} ({wanted}) has size {size}, but {place} ({wanted}) has {first}")
             if size % self.divides.get(wanted, 1):
                 by = self.divides[wanted]
-                named = " and ".join(repr(axis) for axis, n in axes.items() if by % n == 0)
+                named = " and ".join(repr(axis) for axis, n in self.axes.items() if n > 1 and by % n == 0)
                 on = f" (axis {named})" if named else ""
                 raise SizeError(f"{where} ({wanted}) has size {size}, not a multiple of {by}{on}")
 

@@ -103,7 +103,7 @@ class Program(Module):
                 self.tensor(name)  # a hook that names nothing fails here, not in training
         inputs = {name: (spec[0], self.layout(spec[1]), *spec[2:]) for name, spec in self.inputs.items()}
         signature = inspect.signature(self.forward)
-        self._guard = Guard(inputs, self.divides, signature, self.requires, same_blocks=self.same_blocks)
+        self._guard = Guard(inputs, self.divides, signature, self.requires, self.axes, same_blocks=self.same_blocks)
         return self
 
     def _bind(self, path: str, module: Module) -> None:

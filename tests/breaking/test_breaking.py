@@ -1,0 +1,241 @@
+"""What a sceptical user would try: each is exact against one device, or refused with a diagnostic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils import _pytree as pytree
+
+import placement
+
+SPEC = """mesh tp
+input x : [batch, seq, width]
+param a.{weight,bias} : Shard(out)
+param b.weight : Shard(in)
+"""
+MESH = placement.simulate(tp=2)
+Body = Callable[..., Any]
+
+
+class Toy(nn.Module):
+    """A column and a row layer around a body that the test gives."""
+
+    def __init__(self, body: Body | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(8, 12), nn.Linear(12, 8)
+        self.body = body
+        self.double()
+
+    def mlp(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x).relu())
+
+    def forward(self, x: Tensor) -> Any:
+        return self.body(self, x) if self.body else self.mlp(x)
+
+
+def given(batch: int = 2, seq: int = 4) -> Tensor:
+    return torch.randn(batch, seq, 8, dtype=torch.float64, requires_grad=True)
+
+
+def compiled(model: nn.Module, spec: str = SPEC, **example: Any) -> Any:
+    return placement.compile(model, MESH, spec, example=example or {"x": given()})
+
+
+def refused(model: nn.Module, code: str, text: str, spec: str = SPEC, **example: Any) -> None:
+    with pytest.raises(placement.PlacementError) as caught:
+        compiled(model, spec, **example)
+    assert [d.code for d in caught.value.diagnostics][:1] == [code]
+    assert text in caught.value.diagnostics[0].message
+
+
+def parity(model: nn.Module, program: Any, *xs: Tensor) -> None:
+    """Outputs, input gradients and parameter gradients of both, for each input."""
+    for x in xs:
+        mine, theirs = (x.detach().clone().requires_grad_() for _ in range(2))
+        model.zero_grad()
+        program.zero_grad()
+        outs = [pytree.tree_leaves(m(x=v)) for m, v in ((model, mine), (program, theirs))]
+        for want, got in zip(*outs, strict=True):
+            torch.testing.assert_close(got, want)
+            assert got.requires_grad == want.requires_grad
+        if not outs[0][0].requires_grad:
+            continue
+        for leaves in outs:
+            sum((leaf * leaf).sum() for leaf in leaves).backward()
+        torch.testing.assert_close(theirs.grad, mine.grad)
+        gradients = program.full_gradients()
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(gradients[name], parameter.grad, msg=name)
+
+
+# -- backwards that a capture cannot see -----------------------------------------------------------
+
+
+class Tripled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 3
+
+
+def test_custom_backward_is_refused_and_torch_is_left_as_it_was() -> None:
+    before = vars(torch.autograd.Function)["apply"], torch.Tensor.register_hook
+    refused(Toy(lambda m, x: m.b(Tripled.apply(m.a(x)))), "PLC407", "Tripled")
+    assert (vars(torch.autograd.Function)["apply"], torch.Tensor.register_hook) == before
+
+
+def hooked(m: Toy, x: Tensor) -> Tensor:
+    h = m.a(x)
+    h.register_hook(lambda grad: grad * 2)
+    return m.b(h)
+
+
+def test_hooks_on_gradients_are_refused() -> None:
+    refused(Toy(hooked), "PLC407", "hook")
+    model = Toy()
+    model.a.register_full_backward_hook(lambda *_: None)
+    refused(model, "PLC407", "module 'a'")
+    model = Toy()
+    model.a.weight.register_hook(lambda grad: grad * 3)
+    refused(model, "PLC407", "parameter 'a.weight'")
+
+
+def frozen_part(m: Toy, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        gate = m.b(m.a(x).sigmoid()).tanh()
+    return m.mlp(x) * gate
+
+
+@pytest.mark.parametrize("body", [frozen_part, lambda m, x: (m.mlp(x), torch.no_grad()(m.mlp)(x))])
+def test_no_grad_regions_keep_no_gradient(body: Body) -> None:
+    model = Toy(body)
+    parity(model, compiled(model), given(), given(1, 6))
+
+
+def test_second_derivatives() -> None:
+    model = Toy(lambda m, x: m.b(m.a(x).tanh()))
+    program = compiled(model)
+    found = []
+    data = given().detach()
+    for m in (model, program):
+        x = data.clone().requires_grad_()
+        (grad,) = torch.autograd.grad(m(x=x).pow(2).sum(), x, create_graph=True)
+        grad.pow(2).sum().backward()
+        found.append(x.grad)
+    torch.testing.assert_close(found[1], found[0])
+    gradients = program.full_gradients()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(gradients[name], parameter.grad, msg=name)
+
+
+# -- what a call may not change ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "ok", "bad"),
+    [
+        (lambda m, x: m.mlp(x) * (2 if x.shape[1] > 3 else 3), (1, 9), (2, 2)),
+        (lambda m, x: m.mlp(x) * (2 if x.shape[1] % 2 == 0 else 3), (1, 2), (2, 5)),
+        (lambda m, x: m.mlp(x) * (2 if x.shape[0] < x.shape[1] else 3), (1, 2), (5, 2)),
+    ],
+)
+def test_branches_on_sizes_are_held(body: Body, ok: tuple[int, int], bad: tuple[int, int]) -> None:
+    model = Toy(body)
+    program = compiled(model)
+    parity(model, program, given(*ok))
+    with pytest.raises(ValueError, match="branches on sizes"):
+        program(x=given(*bad))
+
+
+def test_sizes_in_arithmetic() -> None:
+    model = Toy(lambda m, x: m.mlp(x) * (1.0 / x.shape[1] ** 0.5) / x.shape[0] + x.shape[1] // 2 + x.shape[1] % 3)
+    parity(model, compiled(model), given(), given(3, 7))
+
+
+class Optional(Toy):
+    def forward(self, x: Tensor, mask: Any = None, opts: Any = (1, 2)) -> Any:
+        y = self.mlp(x) * opts[0]
+        return y if mask is None else y * mask
+
+
+@pytest.mark.parametrize("changed", [{"mask": torch.zeros(8)}, {"opts": (2, 2)}, {"opts": (1, 2, 3)}])
+def test_arguments_that_are_no_tensors_are_held(changed: dict[str, Any]) -> None:
+    program = compiled(Optional(), x=given(), mask=None, opts=(1, 2))
+    program(x=given())
+    with pytest.raises(ValueError, match="when the model was captured"):
+        program(x=given(), **changed)
+
+
+class Batched(Toy):
+    def forward(self, *, b: dict[str, Any]) -> Any:
+        y = self.mlp(b["x"]) * b["k"]
+        return y * b["m"] if "m" in b else y
+
+
+@pytest.mark.parametrize("changed", [{"k": 3.0}, {"m": 2.0}])
+def test_containers_are_held(changed: dict[str, Any]) -> None:
+    program = compiled(Batched(), SPEC.replace("input x", "input b.x"), b={"x": given(), "k": 2.0})
+    with pytest.raises(ValueError, match="when the model was captured"):
+        program(b={"x": given(), "k": 2.0, **changed})
+
+
+# -- ops that would be wrong ---------------------------------------------------------------------------
+
+
+def test_draws_of_its_own_and_statistics_are_refused() -> None:
+    refused(Toy(lambda m, x: m.mlp(x + torch.randn_like(x))), "PLC407", "draws random numbers")
+    refused(Toy(lambda m, x: F.dropout1d(m.mlp(x), 0.5)), "PLC407", "draws random numbers")
+    model = Toy()
+    model.norm = nn.BatchNorm1d(8).double()
+    model.body = lambda m, x: m.mlp(m.norm(x[:, 0]))
+    refused(model, "PLC407", "running statistics")
+
+
+def test_numbers_out_of_tensors_are_refused() -> None:
+    refused(Toy(lambda m, x: m.mlp(x) * x.sum().item()), "PLC407", "out of a tensor")
+    refused(Toy(lambda m, x: (m.mlp(x), x.shape[0])), "PLC407", "is a size")
+
+
+def test_tensors_made_of_numbers_have_their_data() -> None:
+    model = Toy(lambda m, x: (m.mlp(x) * torch.tensor([1.0, 2.0]).double().sum(), x * torch.tensor(3)))
+    parity(model, compiled(model), given())
+
+
+# -- names and places ------------------------------------------------------------------------------------
+
+
+def test_names_that_clash() -> None:
+    model = Toy(lambda m, x: m.mlp(x) + m.x)
+    model.x = nn.Parameter(torch.randn(8, dtype=torch.float64))  # called like the input
+    parity(model, compiled(model), given())
+    for name in ("inputs", "restore", "device"):
+        model = Toy()
+        model.add_module(name, nn.Linear(2, 2))
+        refused(model, "PLC407", f"member '{name}'")
+    for axis in ("a", "weight", "train"):
+        with pytest.raises(placement.PlacementError, match=f"axis '{axis}' has the name"):
+            placement.plan(Toy(), {axis: 2}, SPEC.replace("mesh tp", f"mesh {axis}"), example={"x": given()})
+
+
+@pytest.mark.parametrize("placed", ["Replicate", "Shard(batch)", "Partial"])
+def test_a_value_between_two_layers_may_lie_anyhow(placed: str) -> None:
+    model = Toy()
+    parity(model, compiled(model, f"{SPEC}value a : {placed}\n"), given())
+
+
+def test_arguments_without_names_are_refused() -> None:
+    class Starred(Toy):
+        def forward(self, *xs: Tensor) -> Any:
+            return self.mlp(xs[0])
+
+    with pytest.raises(placement.PlacementError, match="no names"):
+        placement.compile(Starred(), MESH, "mesh tp\n", example=[given()])

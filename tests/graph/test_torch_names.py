@@ -1,0 +1,86 @@
+"""The private torch names that the compiler leans on still mean what it takes them to mean."""
+
+from __future__ import annotations
+
+import sympy
+import torch
+
+from placement.graph import _torch
+
+aten = torch.ops.aten
+
+
+def test_overloads_and_packets_are_told_apart() -> None:
+    assert _torch.is_overload(aten.add.Tensor)
+    assert not _torch.is_overload(aten.add)
+    assert not _torch.is_overload(torch.add)
+    assert _torch.op_of(aten.add) is aten.add
+    assert _torch.op_of(aten.add.Tensor) is aten.add.Tensor
+    assert _torch.op_of(torch.add) is None
+
+
+def test_a_custom_op_stands_for_its_overload() -> None:
+    @torch.library.custom_op("placement_test::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    assert _torch.op_of(twice) is torch.ops.placement_test.twice.default
+
+
+def test_the_overload_of_a_call() -> None:
+    x = torch.ones(2)
+    assert _torch.overload_for(aten.add, (x, x), {}) is aten.add.Tensor
+    assert _torch.overload_for(aten.sum, (x, [0]), {}) is aten.sum.dim_IntList
+
+
+def test_schemas() -> None:
+    assert _torch.schema_name(aten.add.Tensor) == ("aten", "add")
+    assert _torch.schema_name(torch.add) == ("", "")
+    assert _torch.overload_name(aten.add.Tensor) == "Tensor"
+    assert _torch.overload_name(aten.silu.default) == "default"
+    found = dict(_torch.schema_arguments(aten.cross_entropy_loss.default))
+    assert list(found) == ["self", "target", "weight", "reduction", "ignore_index", "label_smoothing"]
+    assert (found["reduction"], found["ignore_index"], found["label_smoothing"]) == (1, -100, 0.0)
+    assert _torch.to_copy is aten._to_copy
+    assert _torch.unsafe_view is aten._unsafe_view
+
+
+def test_buffers_outside_the_state_dict() -> None:
+    module = torch.nn.Module()
+    module.register_buffer("kept", torch.ones(1))
+    module.register_buffer("passing", torch.ones(1), persistent=False)
+    assert _torch.transient_buffers(module) == {"passing"}
+
+
+def test_sizes_regions_and_guards_of_an_export() -> None:
+    class Branches(torch.nn.Module):
+        def forward(self, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
+            x = tensors[0]
+            with torch.no_grad():
+                shift = x + 1
+            return shift * x if x.shape[0] > 3 else x
+
+    auto = torch.export.Dim.AUTO
+    program = torch.export.export(Branches(), ((torch.ones(5, 2),),), dynamic_shapes=((({0: auto},)),), strict=False)
+    placeholder = next(node for node in program.graph.nodes if node.op == "placeholder")
+    assert isinstance(_torch.expression(placeholder.meta["val"].shape[0]), sympy.Symbol)
+    assert not _torch.from_data(placeholder.meta["val"].shape[0])
+    assert not _torch.from_data(3)
+    text = " ".join(_torch.size_guards(program, lambda index, dim: f"size_{index}_{dim}"))
+    assert "3" in text
+    assert "size_0_0" in text
+
+
+def test_hooks_of_a_gradient_are_seen() -> None:
+    linear = torch.nn.Linear(2, 2)
+    assert not _torch.gradient_hooks(linear)
+    assert not _torch.gradient_hooks(linear.weight)
+    linear.weight.register_hook(lambda grad: grad)
+    linear.register_full_backward_hook(lambda *_: None)
+    assert _torch.gradient_hooks(linear)
+    assert _torch.gradient_hooks(linear.weight)
+
+
+def test_random_ops_carry_their_tag() -> None:
+    assert _torch.draws_numbers(aten.rand_like.default)
+    assert not _torch.draws_numbers(aten.add.Tensor)
