@@ -42,7 +42,7 @@ def overload_for(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
     return op
 
 
-def schema_name(op: Callable[..., Any]) -> tuple[str, str]:
+def schema_name(op: Any) -> tuple[str, str]:
     """Namespace and name of an op: ``("aten", "add")``; two empty strings for what is no overload."""
     if not is_overload(op):
         return "", ""
@@ -93,7 +93,7 @@ _SMALLEST = re.compile(r"\W*(2 <= \w+|1 < \w+|1 != \w+|\w+ >= 2|\w+ > 1|\w+ != 1
 def _always(text: str) -> bool:
     """Whether the guard holds whatever the sizes are."""
     names = {name: sympy.Symbol(name, integer=True, positive=True) for name in re.findall(r"[A-Za-z_]\w*", text)}
-    return sympy.sympify(text, locals=names) in (True, sympy.true)
+    return sympy.sympify(text, locals=names) in (True, sympy.true)  # pyright: ignore[reportCallIssue]
 
 
 def size_guards(program: torch.export.ExportedProgram, name_of: Callable[[int, int], str]) -> tuple[str, ...]:

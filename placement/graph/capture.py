@@ -26,6 +26,7 @@ from placement.graph._torch import (
     expression,
     from_data,
     is_overload,
+    schema_name,
     size_guards,
     transient_buffers,
 )
@@ -33,6 +34,11 @@ from placement.graph.example import SMALLEST, Example, capture_sizes, check_dims
 from placement.graph.gradients import own_backwards_refused, refuse_gradient_hooks
 from placement.graph.ir import Call, Graph, Input, ModuleInfo, Node, Output, Parameter, Size, Symbol, Value, substitute
 from placement.lang.diagnostics import Diagnostic, PlacementError
+
+# Ops whose results do not depend on their operands' values, as autograd sees it.
+_CONSTANT = {
+    "detach", "ones_like", "zeros_like", "full_like", "empty_like", "new_ones", "new_zeros", "new_full", "new_empty",
+}  # fmt: skip
 
 _ROOT = "program"  # the attribute that holds the model while it is exported
 
@@ -331,7 +337,7 @@ class _Reader:
         for placeholder, target in signature.inputs_to_lifted_tensor_constants.items():
             value = self._define(placeholders[placeholder], _identifier(target), requires_grad=False)
             name = target.removeprefix(f"{_ROOT}.")
-            self.constants[name] = self.program.constants[target]
+            self.constants[name] = self.program.constants[target]  # type: ignore[assignment]
             found[-len(found) - 1] = Parameter(value, (name,), True, False)
         for tensor_id, names in aliases.items():  # what forward does not use is still the user's
             if tensor_id not in found:
@@ -391,7 +397,8 @@ class _Reader:
             before, stopped = self._detached(operands, stack, source)
             args = substitute(args, stopped)
             kwargs = {k: substitute(v, stopped) for k, v in kwargs.items()}
-        grad = self.grad and any(v.requires_grad for v in operands)
+        constant = schema_name(node.target)[1] in _CONSTANT
+        grad = self.grad and not constant and any(v.requires_grad for v in operands)
         outputs = meta if isinstance(meta, tuple | list) else (meta,)
         results: list[Value | None] = []
         for index, tensor in enumerate(outputs):

@@ -178,17 +178,20 @@ class _Function(torch.nn.Module):
         super().__init__()
         self.function = function
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return self.function(*args, **kwargs)
 
 
 def _program(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Graph, dict[Value, Tensor]]:
-    module = function if isinstance(function, torch.nn.Module) else _Function(function)
-    if args and kwargs:
-        raise TypeError("give a function's tensors either by position or by name")
-    graph = capture(module, kwargs or args)
+    if isinstance(function, torch.nn.Module):
+        if args and kwargs:
+            raise TypeError("give a module's tensors either by position or by name")
+        module, graph = function, capture(function, kwargs or args)
+    else:
+        module = _Function(function)
+        graph = capture(module, {"args": args, "kwargs": dict(kwargs)})
     tensors = [leaf for leaf in leaves((args, tuple(kwargs.values()))) if isinstance(leaf, Tensor)]
     env = {i.value: t for i, t in zip(graph.inputs, tensors, strict=True)}
     owned = {**dict(module.named_parameters()), **dict(module.named_buffers())}

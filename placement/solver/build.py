@@ -317,7 +317,12 @@ class _Builder:
             return 0
         found = lookup(node)
         signature = found.signature(node) if found else None
-        if found is None or found.view or not isinstance(signature, Signature) or signature.additive:
+        if (
+            found is None
+            or found.view
+            or not isinstance(signature, Signature)
+            or len(signature.additive) == len(node.operands)
+        ):
             return 0
         kept = 0
         parameters = self.fixed

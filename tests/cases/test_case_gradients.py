@@ -188,18 +188,29 @@ def test_C07_where_the_loss_is_reduced(world: str, n: int, where: str, gloo: Poo
     run(reduced_loss, world, n, gloo, where)
 
 
+class Mean(nn.Module):
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+class Total(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sum()
+
+
 class Masked(nn.Module):
     """Two means over the tokens that count: by ignored labels, and by a mask."""
 
     def __init__(self) -> None:
         super().__init__()
         self.norm, self.head = nn.LayerNorm(HIDDEN), nn.Linear(HIDDEN, toys.VOCAB)
+        self.mean, self.total, self.count = Mean(), Total(), Total()
 
     def forward(self, x: Tensor, labels: Tensor, mask: Tensor) -> dict[str, Tensor]:
         logits = self.head(self.norm(x))
-        ignoring = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        ignoring = self.mean(logits, labels)
         sizes = logits.square().mean(-1) * mask
-        return {"loss": ignoring + sizes.sum() / mask.sum(), "ignoring": ignoring}
+        return {"loss": ignoring + self.total(sizes) / self.count(mask), "ignoring": ignoring}
 
 
 MASKED = """
@@ -207,6 +218,7 @@ mesh tp
 input x : [batch, seq, hidden]
 input labels, mask : [batch, seq]
 value {norm,head} : Shard(seq)
+value {mean,total,count} : Partial          # each rank's own tokens
 """
 
 
@@ -218,6 +230,7 @@ def masked_mean(mesh: Any, n: int, kept: int) -> None:
     counts[0, 1:3] = False
     given = {"labels": labels.where(counts, -100), "mask": counts.double()}
     program = placement.compile(model, mesh, MASKED, example={"x": x, **given})
+    assert "token_parallel_cross_entropy" in program.source
     one, many = (x.detach().clone().requires_grad_() for _ in range(2))
     want, got = step(model, x=one, **given), step(program, x=many, **given)
     close(dict(got), want)

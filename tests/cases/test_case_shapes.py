@@ -51,7 +51,7 @@ def other_lengths(mesh: Any, n: int) -> None:
         close({name: whole(got[name]) for name in want}, want)
         close(program.full_gradients(), gradients(model))
     for seq in (5, 2 * n + 1):
-        with pytest.raises(rt.SizeError, match=rf"\(seq\) has size {seq}, not a multiple of {n}"):
+        with pytest.raises(rt.SizeError, match=rf"\(seq\) has size {seq}, not a multiple of {n} \(axis 'tp'\)"):
             program(**toys.batch(seq=seq))
 
 

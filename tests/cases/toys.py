@@ -6,7 +6,9 @@ is, so nothing needs lifting.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +16,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 import placement
+from placement import api
 from placement import runtime as rt
+from placement.graph.capture import capture
+from placement.graph.ir import Graph
 
 VOCAB, HIDDEN, HEADS, HEAD, WIDTH = 16, 24, 4, 6, 40
 BATCH, SEQ = 3, 8
@@ -114,10 +119,17 @@ def batch(seed: int = 0, size: int = BATCH, seq: int = SEQ) -> dict[str, Tensor]
     return {name: torch.randint(VOCAB, (size, seq), generator=draw) for name in ("ids", "labels")}
 
 
+@functools.cache
+def _captured(**config: Any) -> Graph:
+    dims = ("batch", "seq")
+    return capture(drawn(Toy(**config)), batch(), {"ids": dims, "labels": dims})
+
+
 def pair(mesh: Any, spec: str, **config: Any) -> tuple[Any, Any]:
-    """A toy and its compiled form."""
+    """A toy and its compiled form. One graph serves all meshes and specs: capture depends on neither."""
     model = drawn(Toy(**config))
-    return model, placement.compile(model, mesh, spec, example=batch())
+    with mock.patch.object(api, "capture", return_value=_captured(**config)):
+        return model, placement.compile(model, mesh, spec, example=batch())
 
 
 def ranks(program: Any) -> list[Any]:

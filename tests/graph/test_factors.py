@@ -24,13 +24,13 @@ class Call(torch.nn.Module):
         super().__init__()
         self.function = function
 
-    def forward(self, *args: Any) -> Any:
+    def forward(self, args: tuple[torch.Tensor, ...]) -> Any:
         return self.function(*args)
 
 
 def inferred(function: Any, *args: torch.Tensor, names: dict[int, str] | None = None) -> tuple[Graph, Dims]:
     """The factors of a function's program; ``names`` gives names to the dims of arguments by position."""
-    graph = capture(Call(function), args)
+    graph = capture(Call(function), {"args": args})
     named = [NamedDims(graph.inputs[at].value, tuple(text.split())) for at, text in (names or {}).items()]
     return graph, infer(graph, signature_of, named)
 

@@ -266,6 +266,12 @@ def test_a_module_brings_its_parameters() -> None:
     }  # fmt: skip
 
 
+def test_a_function_takes_tensors_by_name() -> None:
+    assert prove(lambda h, scale: h * scale, x(4, 6), scale=x(6))
+    with pytest.raises(TypeError, match="either by position or by name"):
+        prove(torch.nn.Bilinear(6, 6, 2).double(), x(4, 6), input2=x(4, 6))
+
+
 def test_arguments_are_left_alone() -> None:
     weight = x(6).requires_grad_()
     prove(aten.mul.Tensor, weight, x(4, 6))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib
+import types
 from pathlib import Path
 
 import pytest
@@ -187,3 +188,10 @@ def test_dropout_that_cannot_be_given_masks_is_switched_off_and_said(monkeypatch
     assert modes == [True, False]
     assert parity.ok, parity
     assert "eval mode, without dropout: dropout inside of Fused" in str(parity)
+
+
+@pytest.mark.parametrize("room", ["emit", "verify"])
+def test_a_function_with_the_name_of_a_room_stays_a_function(room: str) -> None:
+    importlib.import_module(f"placement.{room}")
+    assert not isinstance(getattr(placement, room), types.ModuleType)
+    assert callable(getattr(placement, room))
