@@ -36,7 +36,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 test: install ## run every test
-	$(ONE_THREAD) $(PYTHON) -m pytest -n 2
+	$(ONE_THREAD) $(PYTHON) -m pytest -n 2 --dist loadfile
 
 check: install ## lint, formatting, types, and who may import whom
 	$(VENV)/bin/ruff check .
