@@ -192,7 +192,7 @@ class _Builder:
         """Values that live inside a module without children whose output a ``value`` line places.
 
         They are not gathered: a norm placed Replicate is computed replicated, not computed in blocks and
-        gathered before its last product.
+        gathered before its last product. A product with a weight that is placed Shard has no such choice.
         """
         graph = self.bound.graph
         parents = {path.rpartition(".")[0] for path in graph.modules}
@@ -210,7 +210,7 @@ class _Builder:
         return frozenset(
             value
             for node in graph.nodes
-            if node.stack in placed
+            if node.stack in placed and not any(t.over for v in node.operands for t in self.fixed.get(v, ()))
             for value in node.results
             if value not in outputs and all(user.stack == node.stack for user in users.get(value, ()))
         )
