@@ -91,10 +91,11 @@ def _ordered(plan: Plan, inlined: frozenset[Call]) -> list[_Placed]:
         shared = everywhere[0] if everywhere else ()
         for stack in everywhere[1:]:
             shared = _common(shared, stack)
-        nearest = _common(own, stacks[users[0]]) if users and at not in users else ()
+        made_here = at in users and step.source not in converted
+        nearest = _common(own, stacks[users[0]]) if users and not made_here else ()
         if step.value in parameters:
             location, after = shared, False
-        elif at in users:  # what its own line of the spec turns it into, before anyone reads it
+        elif made_here:  # what its own line of the spec turns it into, before anyone reads it
             location, after = own, True
         elif step.source.type.kind is Kind.P and at >= 0 and step.source not in converted:
             outside = _common(own, shared)
