@@ -130,9 +130,10 @@ def compile(  # noqa: A001 - the name users know from torch; what a program depe
 
     Raises PlacementError with every fault of spec, model and mesh; the model is never changed.
     """
+    spec = read(spec)
     made = plan(model, mesh, spec, example=example, sizes=sizes)
     started = time.perf_counter()
-    source = write(made, read(spec).file)
+    source = write(made, spec.file)
     program = instantiate(source, made.graph, mesh, reduce_dtype)
     load(program, model, made.graph)
     made = dataclasses.replace(made, stages={**made.stages, "emit": time.perf_counter() - started})

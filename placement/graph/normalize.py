@@ -15,7 +15,7 @@ import sympy
 import torch
 
 from placement.graph._torch import aten, overload_name, schema_name, to_copy, unsafe_view
-from placement.graph.ir import Graph, Node, Size, Value, leaves, op_name, substitute
+from placement.graph.ir import Graph, Node, Value, leaves, op_name, substitute
 from placement.lang.diagnostics import Diagnostic, PlacementError
 
 Rewrite = Callable[["_Builder", Node], Value | tuple[Value | None, ...] | None]
@@ -266,8 +266,3 @@ _REWRITES: dict[Any, Rewrite] = {
     aten.add: _neutral(0),
     aten.sub: _neutral(0),
 }
-
-
-def same_size(left: Size, right: Size) -> bool:
-    """Whether two sizes are equal for every value of the symbols."""
-    return left == right
