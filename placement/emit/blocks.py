@@ -84,7 +84,7 @@ def _ordered(plan: Plan, inlined: frozenset[Call]) -> list[_Placed]:
         Version(v, plan.produced[v]): (index[node], stacks[index[node]]) for node in nodes for v in node.results
     }
     converted: set[Version] = set()  # made right before their first consumer, so there is nothing to follow
-    for sequence, step in enumerate(plan.steps):
+    for number, step in enumerate(plan.steps):
         at, own = made_at.get(step.source, (-1, ()))
         users = sorted(index[u] for u in step.consumers if isinstance(u, Node))
         everywhere = [stacks[u] for u in users] + [() for u in step.consumers if isinstance(u, Output)]
@@ -108,35 +108,33 @@ def _ordered(plan: Plan, inlined: frozenset[Call]) -> list[_Placed]:
             step.value not in parameters and location and len(location) > len(nearest) and location[-1].path in leaves
         ):
             location = location[:-1]
-        key = (
-            _after(stacks, at, location, sequence) if after else _before(stacks, users, location, sequence, len(nodes))
-        )
+        key = _after(stacks, at, location, number) if after else _before(stacks, users, location, number, len(nodes))
         placed.append(_Placed(key, location, step))
         made_at[step.target] = (at, location) if after else (key[0], location)
         converted |= set() if after else {step.target}
     return sorted(placed, key=lambda p: p.key)
 
 
-def _after(stacks: Sequence[Stack], at: int, location: Stack, sequence: int) -> tuple[int, int, int]:
+def _after(stacks: Sequence[Stack], at: int, location: Stack, number: int) -> tuple[int, int, int]:
     """Right after the part of ``location`` that makes the value."""
     depth = len(location) + 1
     last = at
     while len(stacks[at]) >= depth and last + 1 < len(stacks) and stacks[last + 1][:depth] == stacks[at][:depth]:
         last += 1
-    return (last, 1, sequence)
+    return (last, 1, number)
 
 
 def _before(
-    stacks: Sequence[Stack], users: Sequence[int], location: Stack, sequence: int, end: int
+    stacks: Sequence[Stack], users: Sequence[int], location: Stack, number: int, end: int
 ) -> tuple[int, int, int]:
     """Right before the part of ``location`` that uses the value first."""
     if not users:
-        return (end, -1, sequence)
+        return (end, -1, number)
     depth = len(location) + 1
     first = users[0]
     while len(stacks[users[0]]) >= depth and first > 0 and stacks[first - 1][:depth] == stacks[users[0]][:depth]:
         first -= 1
-    return (first, -1, sequence)
+    return (first, -1, number)
 
 
 def _leaf_modules(plan: Plan) -> frozenset[str]:
