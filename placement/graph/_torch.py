@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, TypeGuard
 
 import sympy
 import torch
+import torch._dynamo.config
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 HigherOrderOperator = torch._ops.HigherOrderOperator
@@ -68,6 +70,30 @@ def transient_buffers(module: torch.nn.Module) -> frozenset[str]:
 def expression(size: torch.SymInt | torch.SymFloat) -> sympy.Expr:
     """The sympy expression of a symbolic size."""
     return size.node.expr
+
+
+def without_cache_of_fakes() -> AbstractContextManager[None]:
+    """While this is entered, shapes of traced ops are worked out anew.
+
+    torch remembers them by op and arguments. A program whose repeated layers are traced once has few ops that
+    recur, and to remember costs more than to work out.
+    """
+    return torch._dynamo.config.patch(fake_tensor_cache_enabled=False)
+
+
+def size_key(size: int | torch.SymInt) -> int | str:
+    """What two equal sizes have in common: the number, or the text of the expression (comparing would add a guard)."""
+    return str(size.node.expr) if isinstance(size, torch.SymInt) else size
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """What two tensors on one storage have in common."""
+    return tensor.untyped_storage()._cdata
+
+
+def forward_hooks(module: torch.nn.Module) -> tuple[Callable[..., Any], ...]:
+    """What runs before and after the module's own ``forward``."""
+    return (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
 
 
 def gradient_hooks(owner: torch.nn.Module | torch.Tensor) -> bool:

@@ -29,10 +29,13 @@ from placement.graph._torch import (
     schema_name,
     size_guards,
     transient_buffers,
+    without_cache_of_fakes,
 )
+from placement.graph.copies import Copier
 from placement.graph.example import SMALLEST, Example, capture_sizes, check_dims, key_text, resized
 from placement.graph.gradients import own_backwards_refused, refuse_gradient_hooks
 from placement.graph.ir import Call, Graph, Input, ModuleInfo, Node, Output, Parameter, Size, Symbol, Value, substitute
+from placement.graph.repeats import MARK, RepeatError, Repeats
 from placement.lang.diagnostics import Diagnostic, PlacementError
 
 # Ops whose results do not depend on their operands' values, as autograd sees it.
@@ -57,13 +60,15 @@ class _Root(torch.nn.Module):
     The note is an object of its own: export undoes assignments to a module's attributes.
     """
 
-    def __init__(self, model: torch.nn.Module, example: Example) -> None:
+    def __init__(self, model: torch.nn.Module, example: Example, repeats: Repeats) -> None:
         super().__init__()
         self.program = model
         self._example = example
+        self.repeats = repeats
         self.returned = _Returned()
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        self.repeats.restart()
         output = self._example.call(self.program, tensors)
         paths, spec = pytree.tree_flatten_with_path(output)
         self.returned.spec = spec
@@ -72,11 +77,16 @@ class _Root(torch.nn.Module):
 
 
 def capture(
-    model: torch.nn.Module, example: Mapping[str, Any] | Sequence[Any], dims: Mapping[str, Sequence[str]] | None = None
+    model: torch.nn.Module,
+    example: Mapping[str, Any] | Sequence[Any],
+    dims: Mapping[str, Sequence[str]] | None = None,
+    *,
+    copies: bool = True,
 ) -> Graph:
     """The global program of ``model`` called with ``example``.
 
-    ``dims`` names the dims of inputs; named dims are dynamic unless the model itself fixes them.
+    ``dims`` names the dims of inputs; named dims are dynamic unless the model itself fixes them. Layers that
+    do the same again are traced once and copied, which ``copies=False`` forgoes: the graph is the same.
     Raises PlacementError (PLC401, PLC404, PLC407) where the model or the example cannot be captured.
     The model is left as it was.
     """
@@ -84,12 +94,20 @@ def capture(
     names = dict(dims or {})
     check_dims(flat, names)
     refuse_gradient_hooks(model)
-    root = _Root(model, flat)
     sizes = capture_sizes(flat, names)
     tensors = tuple(resized(t, names.get(n, ()), sizes) for n, t in zip(flat.names, flat.tensors, strict=True))
-    with _as_in_training(model), own_backwards_refused():
-        program = _export(root, tensors, flat, names)
-    return _Reader(program, root, model, flat, names, sizes).graph()
+
+    def read(repeats: Repeats) -> Graph:
+        root = _Root(model, flat, repeats)
+        with own_backwards_refused(), repeats.watching(), without_cache_of_fakes():
+            program = _export(root, tensors, flat, names)
+        return _Reader(program, root, model, flat, names, sizes).graph()
+
+    with _as_in_training(model):
+        try:
+            return read(Repeats(model, copies=copies))
+        except RepeatError:
+            return read(Repeats(model, copies=False))
 
 
 @contextlib.contextmanager
@@ -195,7 +213,9 @@ class _Reader:
         self.symbols: dict[str, Symbol] = {}
         self.inputs: tuple[Input, ...] = ()
         self.grad = True  # False while a no_grad region is read
-        self.taken: set[str] = set()
+        self.taken: dict[str, int] = {}
+        self.copier = Copier(root.repeats, self._names)
+        self.tensors: dict[str, Value] = {}  # parameters and buffers by all their names
         self.constants: dict[str, torch.Tensor] = {}
 
     def graph(self) -> Graph:
@@ -347,6 +367,7 @@ class _Reader:
                 value = Value(self._fresh(_identifier(names[0])), tuple(tensor.shape), tensor.dtype, grad)
                 found[tensor_id] = Parameter(value, tuple(names), is_buffer, names[0] not in transient)
         order = {name: index for index, name in enumerate(tensors)}
+        self.tensors = {name: p.value for p in found.values() for name in p.names}
         return tuple(sorted(found.values(), key=lambda p: order.get(p.name, len(order))))
 
     def _define(self, node: torch.fx.Node, name: str, *, requires_grad: bool) -> Value:
@@ -357,11 +378,17 @@ class _Reader:
 
     def _fresh(self, name: str) -> str:
         """A name for an input, parameter or op that nothing else has: an input may be called like a parameter."""
-        fresh, number = name, 1
+        fresh = name
         while fresh in self.taken:
-            fresh, number = f"{name}_{number}", number + 1
-        self.taken.add(fresh)
+            fresh = f"{name}_{self.taken[name]}"
+            self.taken[name] += 1
+        self.taken[fresh] = 1
         return fresh
+
+    def _names(self, op: Any, count: int) -> tuple[str, tuple[str, ...]]:
+        """Names for a node and its ``count`` outputs, after the op."""
+        name = self._fresh(schema_name(op)[1])
+        return name, (name,) if count == 1 else tuple(self._fresh(f"{name}_{index}") for index in range(count))
 
     # -- nodes ----------------------------------------------------------------------------------
 
@@ -374,6 +401,8 @@ class _Reader:
                 nodes += self._inline(module, node, outer)
             elif not is_overload(node.target):
                 self._read_python(node)
+            elif node.target is MARK:
+                nodes += self._read_mark(node, outer)
             else:
                 nodes += self._read_op(node, outer)
         return nodes
@@ -382,6 +411,14 @@ class _Reader:
         """Arithmetic on sizes, and getitem of a node with several outputs."""
         if node.target.__name__ == "getitem" and node.args[0].name in self.values:  # type: ignore[union-attr]
             self.values[node.name] = self.values[node.args[0].name][node.args[1]]  # type: ignore[index, union-attr]
+
+    def _read_mark(self, node: torch.fx.Node, outer: tuple[Call, ...]) -> list[Node]:
+        """Where a recorded call begins, ends or recurs."""
+        tensors, _, number, kind = node.args
+        given = tuple(map(self._value, tensors))  # type: ignore[arg-type]
+        nodes, results = self.copier.mark(kind, number, given, self._stack(node) or outer, self.tensors)  # type: ignore[arg-type]
+        self.values[node.name] = results
+        return nodes
 
     def _read_op(self, node: torch.fx.Node, outer: tuple[Call, ...]) -> list[Node]:
         meta = node.meta.get("val")
@@ -399,20 +436,21 @@ class _Reader:
             kwargs = {k: substitute(v, stopped) for k, v in kwargs.items()}
         constant = schema_name(node.target)[1] in _CONSTANT
         grad = self.grad and not constant and any(v.requires_grad for v in operands)
-        outputs = meta if isinstance(meta, tuple | list) else (meta,)
-        results: list[Value | None] = []
-        for index, tensor in enumerate(outputs):
-            if not isinstance(tensor, torch.Tensor):
-                results.append(None)
-                continue
-            name = node.name if len(outputs) == 1 else f"{node.name}_{index}"
-            needs = grad and tensor.dtype.is_floating_point
-            results.append(Value(self._fresh(name), tuple(map(self._size, tensor.shape)), tensor.dtype, needs))
-        if not any(results) and meta is None:
+        if meta is None:
             return []  # asserts about metadata and sizes
-        self.values[node.name] = results[0] if not isinstance(meta, tuple | list) else tuple(results)  # type: ignore[assignment]
-        made = Node(node.name, node.target, args, kwargs, tuple(results), stack, source)  # type: ignore[arg-type]
-        return [*before, made]
+        outputs = meta if isinstance(meta, tuple | list) else (meta,)
+        name, names = self._names(node.target, len(outputs))
+        results = tuple(
+            Value(named, tuple(map(self._size, tensor.shape)), tensor.dtype, grad and tensor.dtype.is_floating_point)
+            if isinstance(tensor, torch.Tensor)
+            else None
+            for named, tensor in zip(names, outputs, strict=True)
+        )
+        self.values[node.name] = results[0] if not isinstance(meta, tuple | list) else results  # type: ignore[assignment]
+        made = [*before, Node(name, node.target, args, kwargs, results, stack, source)]  # type: ignore[arg-type]
+        for each in made:
+            self.copier.met(each)
+        return made
 
     def _detached(
         self, operands: Sequence[Value], stack: tuple[Call, ...], source: str
@@ -422,8 +460,9 @@ class _Reader:
         nodes = []
         for value in operands:
             if value.requires_grad and value not in cut:
-                cut[value] = Value(self._fresh(f"{value.name}_detached"), value.shape, value.dtype, False)
-                nodes.append(Node(cut[value].name, aten.detach.default, (value,), {}, (cut[value],), stack, source))
+                name, _ = self._names(aten.detach.default, 1)
+                cut[value] = Value(name, value.shape, value.dtype, False)
+                nodes.append(Node(name, aten.detach.default, (value,), {}, (cut[value],), stack, source))
         return nodes, lambda leaf: cut.get(leaf, leaf) if isinstance(leaf, Value) else leaf
 
     def _inline(self, module: torch.fx.GraphModule, node: torch.fx.Node, outer: tuple[Call, ...]) -> list[Node]:
@@ -499,10 +538,11 @@ class _Reader:
             names = _argument_names(entry.signature)
             given = zip(names, (self.values.get(getattr(a, "name", "")) for a in entry.signature.inputs), strict=False)
             arguments.setdefault(path, {})[int(index or 0)] = {n: v for n, v in given if isinstance(v, Value)}
-        return {
+        modules = {
             path: ModuleInfo(path, type(module), returned.get(path, {}), arguments.get(path, {}))
             for path, module in self.model.named_modules(remove_duplicate=False)
         }
+        return self.copier.modules(modules)
 
 
 def _argument_names(signature: Any) -> list[str]:

@@ -84,3 +84,40 @@ def test_hooks_of_a_gradient_are_seen() -> None:
 def test_random_ops_carry_their_tag() -> None:
     assert _torch.draws_numbers(aten.rand_like.default)
     assert not _torch.draws_numbers(aten.add.Tensor)
+
+
+def test_forward_hooks_are_seen() -> None:
+    linear = torch.nn.Linear(2, 2)
+    assert _torch.forward_hooks(linear) == ()
+    before, after = (lambda *_: None), (lambda *_: None)
+    linear.register_forward_hook(after)
+    linear.register_forward_pre_hook(before)
+    assert _torch.forward_hooks(linear) == (before, after)
+
+
+def test_tensors_on_one_storage_and_symbolic_sizes() -> None:
+    x = torch.ones(3, 4)
+    assert _torch.storage_key(x) == _torch.storage_key(x.t())
+    assert _torch.storage_key(x) != _torch.storage_key(x.clone())
+    seen = []
+
+    class Shows(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.extend(
+                [_torch.size_key(x.shape[0]), _torch.size_key((x.t() + 1).shape[1]), _torch.size_key(x.shape[1])]
+            )
+            return x + 1
+
+    auto = torch.export.Dim.AUTO
+    torch.export.export(Shows(), (x,), dynamic_shapes=({0: auto},), strict=False)
+    assert seen[0] == seen[1]
+    assert isinstance(seen[0], str)
+    assert seen[2] == 4
+
+
+def test_fakes_are_not_remembered() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with _torch.without_cache_of_fakes():
+        assert not FakeTensorMode().cache_enabled
+    assert FakeTensorMode().cache_enabled
