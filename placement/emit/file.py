@@ -108,6 +108,10 @@ class File:
         lines = [f"axes = {{{axis.name!r}: {axis.n}}}", "inputs = {", *inputs, "}", "outputs = {", *outputs, "}"]
         if divides:
             lines.append(f"divides = {divides!r}  # sizes that the axis cuts into equal blocks")
+        if plan.graph.training_only:
+            lines.append(
+                f"training_only = {plan.graph.training_only!r}  # branches on `training`, taken as in training"
+            )
         if plan.graph.size_guards:
             lines.append(f"requires = {plan.graph.size_guards!r}  # the model branches on sizes; this branch was taken")
         if hooks:

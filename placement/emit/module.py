@@ -65,4 +65,7 @@ def load(program: Program | Simulated, model: torch.nn.Module, graph: Graph) -> 
         program.load_full_state_dict(real, strict=False)
     except StateError as error:
         raise PlacementError([Diagnostic("PLC406", str(error))]) from error
+    if graph.training_only and not model.training:
+        text = f"the model is in eval mode, where it does something else than in training ({graph.training_only})"
+        raise PlacementError([Diagnostic("PLC407", text, hint="compile it in training mode: model.train()")])
     program.train(model.training)

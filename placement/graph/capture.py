@@ -9,6 +9,7 @@ makes it functional and minimal.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ import sympy
 import torch
 from torch.utils import _pytree as pytree
 
-from placement.graph import normalize, refusals
+from placement.graph import modes, normalize, refusals
 from placement.graph._torch import (
     HigherOrderOperator,
     aten,
@@ -97,26 +98,29 @@ def capture(
     sizes = capture_sizes(flat, names)
     tensors = tuple(resized(t, names.get(n, ()), sizes) for n, t in zip(flat.names, flat.tensors, strict=True))
 
-    def read(repeats: Repeats) -> Graph:
-        root = _Root(model, flat, repeats)
-        with own_backwards_refused(), repeats.watching(), without_cache_of_fakes():
-            program = _export(root, tensors, flat, names)
-        return _Reader(program, root, model, flat, names, sizes).graph()
-
-    with _as_in_training(model):
+    def read(*, training: bool, copies: bool) -> tuple[Graph, Repeats]:
+        with _as_in(model, training=training):
+            repeats = Repeats(model, copies=copies)
+            root = _Root(model, flat, repeats)
+            with own_backwards_refused(), repeats.watching(), without_cache_of_fakes():
+                program = _export(root, tensors, flat, names)
         try:
-            return read(Repeats(model, copies=copies))
+            return _Reader(program, root, model, flat, names, sizes).graph(), repeats
         except RepeatError:
-            return read(Repeats(model, copies=False))
+            return read(training=training, copies=False)
+
+    graph, repeats = read(training=True, copies=copies)
+    evaluated = modes.difference(graph, repeats.asked, lambda: read(training=False, copies=copies)[0])
+    return dataclasses.replace(graph, training_only=evaluated)
 
 
 @contextlib.contextmanager
-def _as_in_training(model: torch.nn.Module) -> Generator[None]:
-    """Training mode, and no cache of past keys: what a training step runs."""
+def _as_in(model: torch.nn.Module, *, training: bool) -> Generator[None]:
+    """Training mode or eval mode, and no cache of past keys: what a training step runs."""
     flags = [(module, module.training) for module in model.modules()]
     config = getattr(model, "config", None)
     cache = getattr(config, "use_cache", None)
-    model.train()
+    model.train(training)
     if cache:
         config.use_cache = False  # type: ignore[union-attr]
     try:

@@ -1,4 +1,4 @@
-"""Layers that do the same thing again are traced once.
+"""What is seen of a model while it is traced: layers that do the same thing again, which are traced once.
 
 Tracing costs milliseconds an op, and a decoder is one layer many times over. While a model is traced, the
 first call of a layer is recorded: which attributes of its modules it read, and what came in and went out. A
@@ -95,6 +95,7 @@ class Repeats:
         self.recordings: list[Recording] = []
         self.copies: list[Again] = []
         self.traced: dict[str, int] = {}  # how often each candidate was traced, by path
+        self.asked: set[tuple[str, int]] = set()  # lines of models' own that asked whether a module is in training
         self._calls: dict[int, int] = {}
         self._copied: set[int] = set()
         self._running: set[int] = set()
@@ -110,15 +111,15 @@ class Repeats:
     def watching(self) -> Generator[None]:
         """While this is entered, calls are recorded and copied. The classes are left as they were."""
         classes = dict.fromkeys(type(m) for m in self._candidates.values())
-        if not classes or "__getattribute__" in vars(torch.nn.Module):
-            yield
-            return
 
         def read(module: torch.nn.Module, name: str) -> Any:
+            if name == "training":
+                self._ask()
             if self._open:
                 self._note(module, name)
             return object.__getattribute__(module, name)
 
+        before = vars(torch.nn.Module).get("__getattribute__")
         own = {kind: vars(kind).get("forward") for kind in classes}
         wrapped = {kind: self._wrapped(kind.forward) for kind in classes}
         torch.nn.Module.__getattribute__ = read  # type: ignore[method-assign]
@@ -127,12 +128,22 @@ class Repeats:
         try:
             yield
         finally:
-            del torch.nn.Module.__getattribute__
+            if before is None:
+                del torch.nn.Module.__getattribute__
+            else:
+                torch.nn.Module.__getattribute__ = before  # type: ignore[method-assign]
             for kind, forward in own.items():
                 if forward is None:
                     del kind.forward
                 else:
                     kind.forward = forward
+
+    def _ask(self) -> None:
+        frame = inspect.currentframe()
+        for _ in range(2):  # this method and the hook that calls it
+            frame = frame.f_back if frame else None
+        if frame and not frame.f_globals.get("__name__", "").startswith(("torch.", "placement.")):
+            self.asked.add((frame.f_code.co_filename, frame.f_lineno))
 
     def _note(self, module: torch.nn.Module, name: str) -> None:
         if name in _TENSORS or name == "_modules":

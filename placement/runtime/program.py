@@ -40,9 +40,10 @@ class Program(Module):
     gradient), dims being one-device sizes, names of dynamic dims or None, kind one of int, float, bool,
     complex, gradient whether one may be asked for. ``outputs``: None for
     replicated, "P" for a term per rank, or a cut. ``divides``: a number that each named dim must be a
-    multiple of. ``requires``: what the model's branches took for granted of dynamic
-    dims, as Python. ``hooks``: by axis, the parameters used through ``summed``. ``same_blocks``: whether ranks compare
-    the sizes of sharded inputs at each call (one small gather), so as to refuse instead of hanging.
+    multiple of. ``requires``: what the model's branches took for granted of dynamic dims, as Python.
+    ``training_only``: lines of the model that make eval mode another program, '' if there are none; this one
+    then refuses ``eval()``. ``hooks``: by axis, the parameters used through ``summed``. ``same_blocks``: whether
+    ranks compare the sizes of sharded inputs at each call (one small gather), so as to refuse instead of hanging.
     """
 
     axes: ClassVar[Mapping[str, int]] = {}
@@ -51,6 +52,7 @@ class Program(Module):
     divides: ClassVar[Mapping[str, int]] = {}
     hooks: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     requires: ClassVar[tuple[str, ...]] = ()
+    training_only: ClassVar[str] = ""
     same_blocks: ClassVar[bool] = True
 
     def __init__(self, /, **members: Any) -> None:
@@ -191,6 +193,14 @@ class Program(Module):
         for reducer in self._reducers:
             reducer.open(self._aliases)
         self._random.begin(training=self.training)
+
+    def train(self, mode: bool = True) -> Program:
+        """As torch's. Raises StateError for eval mode where the model does something else in it."""
+        if not mode and self.training_only:
+            text = f"the model does something else in eval mode ({self.training_only}): compile computes what it trains"
+            raise StateError(text)
+        super().train(mode)
+        return self
 
     def refuse_meta(self) -> None:
         """Raise where a parameter or buffer has no data yet."""
