@@ -34,6 +34,8 @@ _WHERE = {
     "verify": "placement.verify",
 }
 
+_RAISING = {"compile", "emit", "explain", "load", "parse", "plan", "verify"}  # PlacementError, in a user's face
+
 __all__ = [
     "Diagnostic",
     "PlacementError",
@@ -57,6 +59,10 @@ def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'placement' has no attribute {name!r}")
     found = getattr(importlib.import_module(_WHERE[name]), name)
+    if name in _RAISING:
+        from placement.boundary import short_traceback  # noqa: PLC0415 - the names above are all that a start needs
+
+        found = short_traceback(found)
     globals()[name] = found
     return found
 

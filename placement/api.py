@@ -19,6 +19,7 @@ from placement.lang import parser
 from placement.lang.check import check as check_spec
 from placement.lang.diagnostics import Diagnostic, PlacementError
 from placement.lang.spec import Spec
+from placement.propose import mended
 from placement.report import explain_text, to_html, to_json
 from placement.report.dot import to_dot
 from placement.runtime import Program, Simulated, SimulatedMesh
@@ -57,7 +58,7 @@ def plan(
     """
     spec = read(spec)
     faults = check_spec(spec)
-    if faults:
+    if any(fault.severity == "error" for fault in faults):
         raise PlacementError(faults, spec.sources)
     axes, kind = _axes(mesh)
     dims = {
@@ -70,9 +71,12 @@ def plan(
         raise PlacementError(error.diagnostics, spec.sources) from error.__cause__
     refuse_names(graph, axes, spec)
     captured = time.perf_counter()
-    bound = bind(graph, spec, axes, device_type=device_type or kind, sizes=sizes)
-    binding = time.perf_counter()
-    made = solve(bound, spec.sources)
+    try:
+        bound = bind(graph, spec, axes, device_type=device_type or kind, sizes=sizes)
+        binding = time.perf_counter()
+        made = solve(bound, spec.sources)
+    except PlacementError as error:
+        raise mended(error, graph, spec, axes, device_type=device_type or kind, sizes=sizes) from error.__cause__
     stages = {"capture": captured - started, "bind": binding - captured, **made.stages}
     return dataclasses.replace(made, stages=stages)
 
@@ -140,6 +144,7 @@ def compile(  # noqa: A001 - the name users know from torch; what a program depe
     program.plan = made  # type: ignore[assignment]
     program.source = source.text  # type: ignore[assignment]
     program.explain = lambda **options: explain_text(made, **options)  # type: ignore[assignment]
+    program._repr_html_ = made._repr_html_  # type: ignore[assignment]
     return program
 
 
@@ -184,9 +189,9 @@ def check(
     try:
         spec = read(spec)
         faults = check_spec(spec)
-        if faults or model is None:
+        if model is None or any(fault.severity == "error" for fault in faults):
             return faults
         plan(model, mesh, spec, example=example or {}, sizes=sizes)
     except PlacementError as error:
         return error.diagnostics
-    return ()
+    return faults

@@ -33,9 +33,8 @@ def colored(stream: Any) -> bool:
 def show(lines: Iterable[str], *, err: bool = False) -> None:
     """Write paragraphs wrapped to the width; paths stay whole."""
     for line in lines:
-        indent = "      " if line.startswith("note: ") else "  "
         options: dict[str, Any] = {"break_on_hyphens": False, "break_long_words": False}
-        for part in textwrap.wrap(line, width(), subsequent_indent=indent, **options):
+        for part in textwrap.wrap(line, width(), subsequent_indent="  ", **options):
             click.echo(part, err=err)
 
 

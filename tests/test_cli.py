@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from placement import cli
+from placement.commands import check as commands
 from placement.lang.diagnostics import CODES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -96,7 +98,11 @@ def config(tmp_path) -> str:
 
 
 @pytest.mark.parametrize(
-    "args", [["--help"], ["--version"], ["check", MLP], ["explain", "PLC204"], ["explain", "--help"]]
+    "args",
+    [
+        *(["--help"], ["--version"], ["explain", "--help"], ["explain", "PLC204"]),
+        *(["check", MLP], ["check", MLP, "--format", "json"], ["fmt", "--diff", MLP], ["fmt", "--help"]),
+    ],
 )
 def test_light_commands_import_neither_torch_nor_transformers(args) -> None:
     code = (
@@ -110,7 +116,7 @@ def test_light_commands_import_neither_torch_nor_transformers(args) -> None:
 def test_help_names_every_command(run) -> None:
     code, out, _ = run("--help")
     assert code == 0
-    assert all(f"  {command} " in out for command in ("check", "explain", "emit", "verify"))
+    assert all(f"  {command} " in out for command in ("check", "fmt", "explain", "emit", "verify"))
 
 
 # -- check ------------------------------------------------------------------------------------------
@@ -126,7 +132,8 @@ def test_check_with_a_model_says_what_was_checked(run) -> None:
     code, out, err = run("check", os.path.relpath(MLP), *ON_TWO, "-v")
     assert code == 0
     assert "fits ResidualMLP on tp = 2: 16 parameters (6 sharded)" in " ".join(out.split())
-    assert "{norm,head}.{weight,bias}" in out
+    assert "note[PLC208]: no line of examples/mlp/mlp.plc places 10 parameters, used" in out
+    assert "norm.{weight,bias} [64]" in out
     assert err.startswith("stages: capture ")
 
 
@@ -151,6 +158,162 @@ def test_check_needs_a_model_for_a_mesh(run) -> None:
     code, _, err = run("check", MLP, "--mesh", "tp=2", wide=True)
     assert code == 2
     assert "--model" in err
+
+
+FAULTY = "mesh tp\nfoo\nvalue a : Shrad(0)\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "codes"),
+    [
+        ([], ["PLC002", "PLC017"]),
+        (["--select", "PLC017"], ["PLC017"]),
+        (["--select", "plc002,PLC1"], ["PLC002"]),
+        (["--ignore", "PLC002"], ["PLC017"]),
+        (["--select", "PLC", "--ignore", "PLC002", "--ignore", "PLC017"], []),
+        (["--ignore", "PLC0"], []),
+    ],
+)
+def test_check_reports_the_codes_asked_for(run, own, options, codes) -> None:
+    (own / "own.plc").write_text(FAULTY)
+    code, out, _ = run("check", "own.plc", *options, "--format", "json", wide=True)
+    assert [d["code"] for d in json.loads(out)["diagnostics"]] == codes
+    assert code == (1 if codes else 0)
+    out = run("check", "own.plc", *options)[1]
+    assert ("faults left out: 2; nothing is checked" in out) == (not codes)
+
+
+@pytest.mark.parametrize(
+    ("form", "shown"),
+    [
+        ("concise", "own.plc:2:1: error[PLC002]: unknown statement 'foo'\nother.plc:1:1: error[PLC002]: "),
+        ("github", "::error title=PLC002,file=own.plc,line=2,endLine=2,col=1,endColumn=4::unknown"),
+        ("json", '"file": "other.plc"'),
+    ],
+)
+def test_check_of_several_specs_in_the_formats_of_machines(run, own, form, shown) -> None:
+    (own / "own.plc").write_text("mesh tp\nfoo\n")
+    (own / "other.plc").write_text("bar\n")
+    (own / "fine.plc").write_text("mesh tp\n")
+    code, out, err = run("check", "own.plc", "other.plc", "fine.plc", "own.plc", "--format", form, wide=True)
+    assert (code, err) == (1, "")
+    assert shown in out
+    assert out.count("PLC002") == (4 if form == "json" else 2)  # json names each one's page as well
+    code, out, err = run("check", "fine.plc", "--format", form)
+    assert (code, err) == (0, "")
+    assert out == ("" if form != "json" else '{\n  "format_version": 1,\n  "diagnostics": []\n}\n')
+
+
+def test_check_of_stdin(run, own, monkeypatch) -> None:
+    give(monkeypatch, b'include "own.plc"\nparam down.weight : Replicat\n')
+    code, _, err = run("check", "-")
+    assert code == 1
+    assert " --> <stdin>:2:21" in err
+    give(monkeypatch, b"mesh \xff")
+    assert "PLC001" in run("check", "-")[2]
+    give(monkeypatch, b'include "own.plc"\n')
+    assert run("check", "-")[:2] == (0, "-: 4 statements, nothing wrong; --model holds them against a model\n")
+
+
+def test_notes_do_not_fail(run, own) -> None:
+    target = ("own.plc", "--model", "own_model:build", "--mesh", "tp=2")
+    code, out, err = run("check", *target)
+    assert (code, err) == (0, "")
+    assert "note[PLC208]: no line of own.plc places 1 parameter, used replicated\n  = note: down.bias [4]\n" in out
+    assert "PLC208" not in run("check", *target, "--ignore", "PLC2")[1]
+    _, out, _ = run("check", *target, "--format", "json")
+    assert [(d["code"], d["severity"]) for d in json.loads(out)["diagnostics"]] == [("PLC208", "note")]
+
+
+# -- fmt --------------------------------------------------------------------------------------------
+
+
+def give(monkeypatch, content: bytes) -> None:
+    """Content on stdin."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+
+UGLY, NEAT = "mesh   tp\n\n\n\nvalue a:auto# c", "mesh tp\n\nvalue a : auto  # c\n"
+
+
+def test_fmt_writes_what_changes_and_keeps_permissions(run, tmp_path) -> None:
+    ugly, neat, link = tmp_path / "sub" / "ugly.plc", tmp_path / "neat.plc", tmp_path / "link.plc"
+    (tmp_path / "sub").mkdir()
+    ugly.write_text(UGLY)
+    ugly.chmod(0o640)
+    neat.write_text(NEAT)
+    link.symlink_to(ugly)
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / ".hidden" / "x.plc").write_text(UGLY)
+    before = neat.stat()
+    code, out, err = run("fmt", str(tmp_path), str(link), wide=True)
+    assert (code, out, err.count("formatted")) == (0, "", 1)
+    assert ugly.read_text() == NEAT
+    assert ugly.stat().st_mode & 0o777 == 0o640
+    assert link.is_symlink()
+    assert (neat.stat().st_ino, neat.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert (tmp_path / ".hidden" / "x.plc").read_text() == UGLY
+    assert sorted(p.name for p in tmp_path.rglob("*")) == [
+        ".hidden",
+        "link.plc",
+        "neat.plc",
+        "sub",
+        "ugly.plc",
+        "x.plc",
+    ]
+    assert run("fmt", str(tmp_path), wide=True) == (0, "", "nothing to format\n")
+
+
+def test_fmt_check_and_diff_write_nothing(run, tmp_path) -> None:
+    ugly = tmp_path / "ugly.plc"
+    ugly.write_bytes(b"\xef\xbb\xbfmesh tp\r\n" + UGLY.encode())
+    before = ugly.read_bytes()
+    code, out, err = run("fmt", "--check", str(ugly), wide=True)
+    assert (code, out, err) == (1, "", f"would format {ugly}\n")
+    code, out, _ = run("fmt", "--diff", str(ugly), wide=True)
+    assert code == 0
+    assert "-value a:auto# c\n\\ No newline at end of file\n+value a : auto  # c\n" in out
+    assert "-mesh tp\r\n" in out
+    assert run("fmt", "--diff", "--check", str(ugly), wide=True)[0] == 1
+    assert ugly.read_bytes() == before
+    ugly.write_text(NEAT)
+    assert run("fmt", "--diff", "--check", str(ugly), wide=True) == (0, "", "nothing to format\n")
+
+
+def test_fmt_leaves_what_does_not_parse_and_formats_the_rest(run, own) -> None:
+    (own / "bad.plc").write_text("mesh   tp\nfoo\n")
+    (own / "worse.plc").write_bytes(b"mesh \xff")
+    (own / "ugly.plc").write_text(UGLY)
+    code, out, err = run("fmt", "bad.plc", "ugly.plc", "worse.plc", "nowhere.plc")
+    assert (code, out) == (1, "")
+    assert [c for c in ("PLC002", "PLC001", "PLC014") if c in err] == ["PLC002", "PLC001", "PLC014"]
+    assert " --> bad.plc:2:1" in err
+    assert (own / "bad.plc").read_text() == "mesh   tp\nfoo\n"
+    assert (own / "worse.plc").read_bytes() == b"mesh \xff"
+    assert (own / "ugly.plc").read_text() == NEAT
+
+
+def test_fmt_of_stdin(run, monkeypatch) -> None:
+    give(monkeypatch, UGLY.encode())
+    output = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output))
+    assert cli.run(["fmt", "-"]) == 0
+    assert output.getvalue().decode() == NEAT
+    give(monkeypatch, b"foo")
+    assert cli.run(["fmt", "-"]) == 1
+    assert output.getvalue().decode() == NEAT
+
+
+def test_a_file_that_cannot_be_written_stays_whole(run, own, monkeypatch) -> None:
+    (own / "ugly.plc").write_text(UGLY)
+
+    def full(*_args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    assert run("fmt", "ugly.plc") == (1, "", "error: ugly.plc: No space left on device\n")
+    assert (own / "ugly.plc").read_text() == UGLY
+    assert not list(own.glob(".*.tmp"))
 
 
 # -- explain and emit -------------------------------------------------------------------------------
@@ -267,6 +430,12 @@ def test_a_config_that_is_none(run, tmp_path) -> None:
     ("args", "code", "message"),
     [
         (["check"], 2, "Missing argument"),
+        (["check", MLP, "--select", "PLC999"], 2, "no diagnostic PLC999"),
+        (["check", MLP, "--ignore", "PLC2040"], 2, "did you mean PLC204"),
+        (["check", MLP, "--format", "xml"], 2, "xml"),
+        (["fmt"], 2, "Missing argument"),
+        (["fmt", MLP, "-"], 2, "stands alone"),
+        (["fmt", "nowhere.plc"], 1, "PLC014"),
         (["chek", MLP], 2, "No such command"),
         (["explain", MLP], 2, "--model"),
         (["explain", MLP, *ON_TWO[:2], "--mesh", "tp"], 2, "name=number"),
@@ -303,7 +472,7 @@ def test_our_own_bug_is_3_and_asks_for_a_report(run, monkeypatch) -> None:
     def fail(*_args: object, **_options: object) -> None:
         raise KeyError("planted")
 
-    monkeypatch.setattr(cli, "_read", fail)
+    monkeypatch.setattr(commands, "checked_spec", fail)
     code, out, err = run("check", MLP)
     assert (code, out) == (3, "")
     assert "error[PLC901]: internal error: KeyError: 'planted'" in err
@@ -320,7 +489,7 @@ def test_ctrl_c_ends_without_a_traceback(run, monkeypatch) -> None:
     def interrupt(*_args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_read", interrupt)
+    monkeypatch.setattr(commands, "checked_spec", interrupt)
     code, _, err = run("check", MLP)
     assert code == 130
     assert err.strip() == "interrupted"

@@ -371,7 +371,7 @@ class _Reader:
                 value = Value(self._fresh(_identifier(names[0])), tuple(tensor.shape), tensor.dtype, grad)
                 found[tensor_id] = Parameter(value, tuple(names), is_buffer, names[0] not in transient)
         order = {name: index for index, name in enumerate(tensors)}
-        self.tensors = {name: p.value for p in found.values() for name in p.names}
+        self.tensors = {name: p.value for p in found.values() for name in p.names if name in tensors}
         return tuple(sorted(found.values(), key=lambda p: order.get(p.name, len(order))))
 
     def _define(self, node: torch.fx.Node, name: str, *, requires_grad: bool) -> Value:

@@ -158,7 +158,6 @@ class Graph:
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)  # tensors that forward makes from numbers
     size_guards: tuple[str, ...] = ()  # what branches on sizes took for granted: "seq > 3"
     training_only: str = ""  # lines whose branch on `training` makes the model another one in eval mode
-    notes: tuple[str, ...] = ()  # what capture had to leave out or assume
 
     def values(self) -> Iterator[Value]:
         """Every value: inputs, parameters, then results in program order."""

@@ -4,70 +4,81 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from placement.lang import conflicts
 from placement.lang.diagnostics import Diagnostic, Diagnostics, did_you_mean
 from placement.lang.spec import (
+    COLLECTIVES,
     LINKS,
+    LOWERINGS,
     PARAMETER_DIMS,
+    RESOURCES,
+    ExpectLine,
     InputLine,
     Name,
-    OutputLine,
     ParamLine,
     Placed,
+    PlacingLine,
     Spec,
+    StrategyLine,
     ValueLine,
 )
-from placement.types import Shard
-
-_Placing = InputLine | ParamLine | ValueLine | OutputLine
+from placement.types import Partial, Shard
 
 
 def check(spec: Spec) -> tuple[Diagnostic, ...]:
-    """The faults in ``spec`` that show without a model, in order of place; empty where there is none."""
+    """What shows without a model, in order of place: faults, and warnings of what has no effect."""
     found = Diagnostics()
     _check_mesh(spec, found)
-    placing: tuple[_Placing, ...] = (*spec.inputs, *spec.params, *spec.values, *spec.outputs)
-    _check_axes(spec, placing, found)
-    for statement in placing:
+    _check_axes(spec, found)
+    for statement in spec.placing:
         _check_dims(spec, statement, found)
-    _check_inputs(spec, found)
-    params = ((str(line.pattern), line.placed) for line in spec.params)
-    _check_twice(spec, params, "PLC201", "parameter", found)
-    values = ((str(line.pattern), line.placed) for line in spec.values)
-    _check_twice(spec, values, "PLC202", "value", found)
-    for kind, lines in (("input", spec.inputs), ("output", spec.outputs)):
-        named = ((str(name), line.placed) for line in lines for name in line.names)
-        _check_twice(spec, named, "PLC202", kind, found)
+        for placed in statement.placed:
+            _check_placement(spec, statement, placed, found)
+    _check_words(spec, found)
+    conflicts.check(spec, found)
     return found.sorted(spec.sources)
 
 
 def _check_mesh(spec: Spec, found: Diagnostics) -> None:
-    first: dict[str, Name] = {}
+    links = [*LINKS, *map(str, (line.name for line in spec.links))]
+    used = {axis.link for axis in spec.axes}
     for axis in spec.axes:
-        if axis.name in first:
-            notes = [f"the first one is at {first[axis.name].span}"]
-            found.error("PLC112", f"a second mesh axis '{axis.name}'", axis.name.span, notes=notes)
-        first.setdefault(axis.name, axis.name)
-        if axis.link is not None and axis.link not in LINKS:
-            hint = did_you_mean(axis.link, LINKS) or f"the links are {', '.join(LINKS)}"
+        if axis.link is not None and axis.link not in links:
+            hint = did_you_mean(axis.link, links) or f"the links are {', '.join(links)}"
             found.error("PLC110", f"unknown link '{axis.link}'", axis.link.span, hint=hint)
+    for line in spec.links:
+        if line.name not in used and line.name not in LINKS:
+            message = f"link '{line.name}' is never used"
+            hint = f"name it on the line of an axis: mesh {spec.axes[0].name if spec.axes else 'tp'} over {line.name}"
+            found.extend([Diagnostic("PLC114", message, line.name.span, hint, severity="warning")])
 
 
-def _check_axes(spec: Spec, placing: Iterable[_Placing], found: Diagnostics) -> None:
+def _check_axes(spec: Spec, found: Diagnostics) -> None:
     axes = list(dict.fromkeys(str(axis.name) for axis in spec.axes))
-    for placed in (placed for statement in placing for placed in statement.placed):
+    dims = set(_declared(spec))
+    placed = (placed for statement in spec.placing for placed in statement.placed)
+    users: tuple[Placed | StrategyLine | ExpectLine, ...] = (*placed, *spec.strategies, *spec.expects)
+    for user in users:
         if not axes:
             # One cause, told once at the first placement.
-            found.error("PLC111", "no mesh axis is declared", placed.span, hint="add a line such as 'mesh tp'")
+            found.error("PLC111", "no mesh axis is declared", user.span, hint="add a line such as 'mesh tp'")
             return
-        if placed.axis is not None and placed.axis not in axes:
-            hint = did_you_mean(placed.axis, axes) or f"the axes are {', '.join(axes)}"
-            found.error("PLC101", f"unknown axis '{placed.axis}'", placed.axis.span, hint=hint)
-        elif placed.axis is None and len(axes) > 1:
-            hint = f"write {placed.placement!r} @ {axes[0]}" + "".join(f" or @ {axis}" for axis in axes[1:])
-            found.error("PLC113", "the mesh has several axes and this placement names none", placed.span, hint=hint)
+        if user.axis is not None and user.axis not in axes:
+            hint = did_you_mean(user.axis, axes) or f"the axes are {', '.join(axes)}"
+            if user.axis in dims:
+                hint = f"'{user.axis}' is a dim; the axes are {', '.join(axes)}"
+            found.error("PLC101", f"unknown axis '{user.axis}'", user.axis.span, hint=hint)
+        elif user.axis is None and len(axes) > 1 and not isinstance(user, ExpectLine):  # a budget may be for all axes
+            what, shown, span = (
+                ("placement", repr(user.placement), user.span)
+                if isinstance(user, Placed)
+                else ("strategy", str(user.name), user.name.span)
+            )
+            hint = f"write {shown} @ {axes[0]}" + "".join(f" or @ {axis}" for axis in axes[1:])
+            found.error("PLC113", f"the mesh has several axes and this {what} names none", span, hint=hint)
 
 
-def _check_dims(spec: Spec, statement: _Placing, found: Diagnostics) -> None:
+def _check_dims(spec: Spec, statement: PlacingLine, found: Diagnostics) -> None:
     """A dim's name must come from somewhere, an index must be within the dims that the line itself lists."""
     own = statement.dims if isinstance(statement, InputLine | ParamLine) else None
     builtin = () if isinstance(statement, InputLine) else PARAMETER_DIMS
@@ -78,11 +89,18 @@ def _check_dims(spec: Spec, statement: _Placing, found: Diagnostics) -> None:
         dim = placed.placement.dim
         if isinstance(dim, str) and dim not in known:
             hint = did_you_mean(dim, known) or (f"dims known here: {', '.join(known)}" if known else None)
+            if any(dim == axis.name for axis in spec.axes):
+                hint = f"'{dim}' is an axis: write Shard(DIM) @ {dim}"
             found.error("PLC103", f"unknown dim '{dim}'", placed.dim_span, hint=hint)
         elif isinstance(dim, int) and own is not None and dim >= len(own):
-            message = f"dim {dim} of {len(own)}: there is none"
             notes = ["indices count from 0"]
-            found.error("PLC204", message, placed.dim_span, notes=notes)
+            found.error("PLC204", f"dim {dim} of {len(own)}: there is none", placed.dim_span, notes=notes)
+    first: dict[str, Name] = {}
+    for name in own or ():
+        if first.setdefault(name, name) is not name:
+            notes = [f"the first one is at {first[name].span}"]
+            hint = "a name stands for one dim: give each its own"
+            found.error("PLC118", f"dim '{name}' twice in one list", name.span, hint=hint, notes=notes)
 
 
 def _declared(spec: Spec) -> Iterator[str]:
@@ -90,37 +108,48 @@ def _declared(spec: Spec) -> Iterator[str]:
         yield from map(str, line.dims or ())
 
 
-def _check_inputs(spec: Spec, found: Diagnostics) -> None:
-    """Two lines may speak of one input, as long as they name its dims alike."""
-    dims: dict[str, tuple[Name, InputLine]] = {}
-    for line in spec.inputs:
-        own: set[str] = set()
-        for name in line.names:
-            if name in own:
-                found.error("PLC112", f"input '{name}' twice in one line", name.span)
-            own.add(name)
-            if line.dims is None:
-                continue
-            first, first_line = dims.setdefault(name, (name, line))
-            if first_line.dims != line.dims:
-                notes = [f"the first ones are at {first.span}"]
-                found.error("PLC112", f"other dims for input '{name}'", name.span, notes=notes)
+def _check_placement(spec: Spec, statement: PlacingLine, placed: Placed, found: Diagnostics) -> None:
+    """A placement that its statement cannot have."""
+    kept = isinstance(statement, ParamLine)
+    if placed.stored and not kept:
+        message = "only a parameter is stored"
+        found.error("PLC209", message, placed.span, hint=f"write {placed.without_stored()}")
+        return
+    if isinstance(placed.placement, Partial) and isinstance(statement, ParamLine | InputLine):
+        what = "a parameter" if kept else "an input"
+        hint = "write Replicate or Shard(DIM), or leave it out"
+        found.error("PLC205", f"{what} is not a sum over ranks", placed.span, hint=hint)
+    elif placed.stored:
+        axis = spec.axis_of(placed)
+        for other in statement.placed:
+            if not other.stored and spec.axis_of(other) == axis and isinstance(other.placement, Shard):
+                message = f"axis '{axis}' shards the parameter already where it is used"
+                notes = [f"it is used {other}", "what is stored is a part of what is used"]
+                found.error("PLC210", message, placed.span, notes=notes, hint="store it on another axis")
+                break
+    if isinstance(placed.placement, Shard) and placed.placement.order != "contiguous":
+        dim = placed.placement.dim
+        built_in = isinstance(statement, ValueLine) and dim in PARAMETER_DIMS and dim not in set(_declared(spec))
+        if kept or built_in:
+            message = f"the {placed.placement.order} order is for a sequence, which a parameter has not"
+            found.error("PLC211", message, placed.span, hint=f"write Shard({dim})")
 
 
-def _check_twice(
-    spec: Spec, placings: Iterable[tuple[str, tuple[Placed, ...]]], code: str, kind: str, found: Diagnostics
-) -> None:
-    """Two placements of one thing on one axis, in one statement or in two that disagree."""
-    first: dict[tuple[str, str | None], tuple[Placed, tuple[Placed, ...]]] = {}
-    for what, placed_list in placings:
-        for placed in placed_list:
-            key = (what, spec.axis_of(placed))
-            earlier, line = first.setdefault(key, (placed, placed_list))
-            notes = [f"the first one is at {earlier.span}"]
-            if earlier is placed:
-                continue
-            if line is placed_list:
-                found.error("PLC207", f"a second placement on axis '{key[1]}'", placed.span, notes=notes)
-            elif earlier.placement != placed.placement:
-                message = f"{kind} '{what}' is placed {placed.placement!r} here, {earlier.placement!r} elsewhere"
-                found.error(code, message, placed.span, notes=notes)
+def _check_words(spec: Spec, found: Diagnostics) -> None:
+    """Words that only some statements know."""
+    for line in spec.limits:
+        _known(line.resource, RESOURCES, "PLC117", "resource", found)
+    for line in spec.expects:
+        _known(line.collective, COLLECTIVES, "PLC116", "collective", found)
+    for line in spec.lowers:
+        for setting in line.settings:
+            if _known(setting.key, LOWERINGS, "PLC115", "setting", found):
+                _known(setting.value, LOWERINGS[setting.key], "PLC115", f"value of '{setting.key}'", found)
+
+
+def _known(name: Name, known: Iterable[str], code: str, what: str, found: Diagnostics) -> bool:
+    if name in known:
+        return True
+    hint = did_you_mean(name, known) or f"there is {', '.join(known)}"
+    found.error(code, f"unknown {what} '{name}'", name.span, hint=hint)
+    return False

@@ -10,7 +10,11 @@ from placement.lang.diagnostics import Diagnostics, PlacementError, did_you_mean
 from placement.lang.source import Source
 from placement.lang.spec import (
     Device,
+    ExpectLine,
     InputLine,
+    LimitLine,
+    LinkLine,
+    LowerLine,
     MeshAxis,
     Name,
     OutputLine,
@@ -19,15 +23,16 @@ from placement.lang.spec import (
     Span,
     Spec,
     Statement,
+    StrategyLine,
     ValueLine,
 )
-from placement.lang.split import KEYWORDS, LATER, MAX_DEPTH, Raw, split
+from placement.lang.split import KEYWORDS, MAX_DEPTH, Raw, split
 from placement.lang.statements import Include, Within, parse_statement
 
 Read = Callable[[str], bytes | str]
 """Gives the content of an included file; raises OSError where it cannot."""
 
-_IN_BLOCKS = ("param", "value", "within")
+_IN_BLOCKS = ("param", "value", "strategy", "lower", "expect", "within")
 
 
 def read_file(path: str) -> bytes:
@@ -75,11 +80,16 @@ class _Reader:
         return Spec(
             file=self.file,
             axes=tuple(s for s in of if isinstance(s, MeshAxis)),
+            links=tuple(s for s in of if isinstance(s, LinkLine)),
             device=device,
+            limits=tuple(s for s in of if isinstance(s, LimitLine)),
             inputs=tuple(s for s in of if isinstance(s, InputLine)),
             params=tuple(s for s in of if isinstance(s, ParamLine)),
             values=tuple(s for s in of if isinstance(s, ValueLine)),
             outputs=tuple(s for s in of if isinstance(s, OutputLine)),
+            strategies=tuple(s for s in of if isinstance(s, StrategyLine)),
+            lowers=tuple(s for s in of if isinstance(s, LowerLine)),
+            expects=tuple(s for s in of if isinstance(s, ExpectLine)),
             sources=self.sources,
         )
 
@@ -140,10 +150,8 @@ class _Reader:
         if not raw.keyword:
             shown = source.text[raw.start]
             self.found.error("PLC003", f"expected a statement, found {shown!r}", span)
-        elif raw.keyword in LATER:
-            self.found.error("PLC011", f"'{raw.keyword}' is not supported yet", span)
         elif raw.keyword not in KEYWORDS:
-            hint = did_you_mean(raw.keyword, KEYWORDS + LATER) or f"the statements are {', '.join(KEYWORDS)}"
+            hint = did_you_mean(raw.keyword, KEYWORDS) or f"the statements are {', '.join(KEYWORDS)}"
             self.found.error("PLC002", f"unknown statement '{raw.keyword}'", span, hint=hint)
         elif raw.block is not None and raw.keyword not in _IN_BLOCKS and self._is_block(raws[raw.block]):
             message = f"'{raw.keyword}' is not allowed inside a block"

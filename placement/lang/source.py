@@ -6,14 +6,26 @@ import re
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
-from placement.lang.spec import Span
-
 _NEWLINE = re.compile(r"\r\n|\n|\r")
 
 
 def split_lines(text: str) -> list[str]:
     """The lines of a text without their ends. Unlike ``str.splitlines``, only what editors count as a line end."""
     return _NEWLINE.split(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of a file. Lines and columns count characters from 1; the end is the first one past it."""
+
+    file: str
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}"
 
 
 @dataclass(frozen=True, slots=True)

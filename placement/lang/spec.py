@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from placement.lang.patterns import compile_pattern
+from placement.lang.source import Span
 from placement.types import Placement
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 LINKS = ("nvlink", "ib", "pcie", "host")
 """The links known by name, from the fastest to the slowest."""
@@ -19,19 +23,49 @@ LINKS = ("nvlink", "ib", "pcie", "host")
 PARAMETER_DIMS = ("out", "in", "vocab", "hidden")
 """Dim names that work inside one parameter without being declared: Linear's, then Embedding's."""
 
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+"""The collectives that an ``expect`` line may count."""
 
-@dataclass(frozen=True, slots=True, order=True)
-class Span:
-    """A stretch of a file. Lines and columns count characters from 1; the end is the first one past it."""
+DIRECTIONS = ("forward", "backward")
 
-    file: str
-    line: int
-    column: int
-    end_line: int
-    end_column: int
+Comparison = Literal["<=", "<", "==", ">=", ">"]
 
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}:{self.column}"
+RESOURCES = ("memory",)
+"""What a ``limit`` line may bound, per rank."""
+
+LOWERINGS: dict[str, tuple[str, ...]] = {
+    "overlap": ("ring", "none"),
+    "gathered": ("again", "kept"),
+    "reduce": ("float64", "float32", "bfloat16", "float16"),
+}
+"""What a ``lower`` line may set, and to what."""
+
+Unit = Literal["bytes", "bytes/s", "seconds"]
+
+UNITS: dict[str, tuple[Unit, int, int]] = {  # what it measures; numerator and denominator of the factor
+    "B": ("bytes", 1, 1),
+    "kB": ("bytes", 10**3, 1),
+    "MB": ("bytes", 10**6, 1),
+    "GB": ("bytes", 10**9, 1),
+    "TB": ("bytes", 10**12, 1),
+    "KiB": ("bytes", 2**10, 1),
+    "MiB": ("bytes", 2**20, 1),
+    "GiB": ("bytes", 2**30, 1),
+    "TiB": ("bytes", 2**40, 1),
+    "MB/s": ("bytes/s", 10**6, 1),
+    "GB/s": ("bytes/s", 10**9, 1),
+    "TB/s": ("bytes/s", 10**12, 1),
+    "MiB/s": ("bytes/s", 2**20, 1),
+    "GiB/s": ("bytes/s", 2**30, 1),
+    "TiB/s": ("bytes/s", 2**40, 1),
+    "Mbit/s": ("bytes/s", 10**6, 8),
+    "Gbit/s": ("bytes/s", 10**9, 8),
+    "Tbit/s": ("bytes/s", 10**12, 8),
+    "ns": ("seconds", 1, 10**9),
+    "us": ("seconds", 1, 10**6),
+    "ms": ("seconds", 1, 10**3),
+    "s": ("seconds", 1, 1),
+}
 
 
 class Name(str):
@@ -57,10 +91,19 @@ class Name(str):
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Dotted paths: ``*`` is one segment, ``**`` any number, ``{a,b}`` alternatives, ``[0-3]`` an index range."""
+    """Dotted paths: ``*`` is one segment, ``**`` any number, ``{a,b}`` alternatives, ``[0-3]`` an index range.
+
+    ``text`` begins with that of ``block``, the pattern of the block that the line stands in.
+    """
 
     text: str
     span: Span = field(compare=False)
+    block: Pattern | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def own(self) -> str:
+        """What the line itself says: the path from its block on."""
+        return self.text if self.block is None else self.text.removeprefix(f"{self.block.text}.")
 
     def matches(self, path: str) -> bool:
         """Whether the whole of ``path`` fits. Raises ValueError where the pattern itself is malformed."""
@@ -72,15 +115,43 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """``Shard(seq) @ tp``: a placement on one axis. ``axis`` is None where ``@ axis`` is left out."""
+    """``Shard(seq) @ tp``: a placement on one axis. ``axis`` is None where ``@ axis`` is left out.
+
+    ``stored`` is True for ``stored Shard(0) @ dp``: how a parameter is kept between its uses.
+    """
 
     placement: Placement
     axis: Name | None
     span: Span = field(compare=False)
     dim_span: Span | None = field(default=None, compare=False)  # the dim's name or index inside Shard(...)
+    stored: bool = False
+
+    def without_stored(self) -> str:
+        """The text of the placement alone."""
+        return repr(self.placement) + _at(self.axis)
 
     def __str__(self) -> str:
-        return repr(self.placement) if self.axis is None else f"{self.placement!r} @ {self.axis}"
+        return ("stored " if self.stored else "") + self.without_stored()
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """``450 GB/s``: a number as it is written, and its unit, a key of ``UNITS``; a plain count has none."""
+
+    number: str
+    unit: str | None
+    span: Span = field(compare=False)
+
+    @property
+    def amount(self) -> Fraction:
+        """The exact amount in bytes, bytes/s or seconds, or the count."""
+        from fractions import Fraction  # noqa: PLC0415 - `check` alone computes with no quantity
+
+        _, over, under = UNITS[self.unit] if self.unit is not None else (None, 1, 1)
+        return Fraction(self.number) * over / under
+
+    def __str__(self) -> str:
+        return self.number if self.unit is None else f"{self.number} {self.unit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +170,31 @@ class MeshAxis:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkLine:
+    """``link fast = 450 GB/s, 3 us``: bandwidth per rank and direction, and what a launch costs."""
+
+    name: Name
+    bandwidth: Quantity
+    latency: Quantity
+    span: Span = field(compare=False)
+
+    def __str__(self) -> str:
+        return f"link {self.name} = {self.bandwidth}, {self.latency}"
+
+
+@dataclass(frozen=True, slots=True)
+class LimitLine:
+    """``limit memory 60 GB``: the most of a resource that the plan may use on one rank."""
+
+    resource: Name
+    most: Quantity
+    span: Span = field(compare=False)
+
+    def __str__(self) -> str:
+        return f"limit {self.resource} {self.most}"
+
+
+@dataclass(frozen=True, slots=True)
 class Device:
     """``device h100``: the kind of device that prices compute and bounds memory."""
 
@@ -107,6 +203,10 @@ class Device:
 
     def __str__(self) -> str:
         return f"device {self.name}"
+
+
+def _at(axis: Name | None) -> str:
+    return "" if axis is None else f" @ {axis}"
 
 
 def _tail(dims: tuple[Name, ...] | None, placed: tuple[Placed, ...]) -> str:
@@ -164,7 +264,79 @@ class OutputLine:
         return f"output {', '.join(self.names)} : {_tail(None, self.placed)}"
 
 
-Statement = MeshAxis | Device | InputLine | ParamLine | ValueLine | OutputLine
+@dataclass(frozen=True, slots=True)
+class StrategyLine:
+    """``strategy PATTERN : ring @ cp``: the implementation that the op of a module has on an axis."""
+
+    pattern: Pattern
+    name: Name
+    axis: Name | None
+    span: Span = field(compare=False)
+
+    def __str__(self) -> str:
+        return f"strategy {self.pattern} : {self.name}{_at(self.axis)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """``overlap = ring``."""
+
+    key: Name
+    value: Name
+    span: Span = field(compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.key} = {self.value}"
+
+
+@dataclass(frozen=True, slots=True)
+class LowerLine:
+    """``lower PATTERN : overlap = ring, gathered = again``: how modules are emitted."""
+
+    pattern: Pattern
+    settings: tuple[Setting, ...]
+    span: Span = field(compare=False)
+
+    def __str__(self) -> str:
+        return f"lower {self.pattern} : {', '.join(map(str, self.settings))}"
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectLine:
+    """``expect PATTERN : all_gather @ tp forward <= 2``: a budget of launches, or of bytes where the bound has a unit.
+
+    ``direction`` is None where forward and backward count together.
+    """
+
+    pattern: Pattern
+    collective: Name
+    axis: Name | None
+    direction: Name | None
+    comparison: Comparison
+    bound: Quantity
+    span: Span = field(compare=False)
+
+    def __str__(self) -> str:
+        direction = "" if self.direction is None else f" {self.direction}"
+        counted = f"{self.collective}{_at(self.axis)}{direction}"
+        return f"expect {self.pattern} : {counted} {self.comparison} {self.bound}"
+
+
+PlacingLine = InputLine | ParamLine | ValueLine | OutputLine
+
+Statement = (
+    MeshAxis
+    | LinkLine
+    | Device
+    | LimitLine
+    | InputLine
+    | ParamLine
+    | ValueLine
+    | OutputLine
+    | StrategyLine
+    | LowerLine
+    | ExpectLine
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,20 +348,31 @@ class Spec:
 
     file: str = field(compare=False)
     axes: tuple[MeshAxis, ...] = ()
+    links: tuple[LinkLine, ...] = ()
     device: Device | None = None
+    limits: tuple[LimitLine, ...] = ()
     inputs: tuple[InputLine, ...] = ()
     params: tuple[ParamLine, ...] = ()
     values: tuple[ValueLine, ...] = ()
     outputs: tuple[OutputLine, ...] = ()
+    strategies: tuple[StrategyLine, ...] = ()
+    lowers: tuple[LowerLine, ...] = ()
+    expects: tuple[ExpectLine, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict[str, str], compare=False)
 
     @property
     def statements(self) -> tuple[Statement, ...]:
         """Every statement, kind by kind."""
         device = () if self.device is None else (self.device,)
-        return (*self.axes, *device, *self.inputs, *self.params, *self.values, *self.outputs)
+        setting = (*self.axes, *self.links, *device, *self.limits)
+        return (*setting, *self.placing, *self.strategies, *self.lowers, *self.expects)
 
-    def axis_of(self, placed: Placed) -> str | None:
+    @property
+    def placing(self) -> tuple[PlacingLine, ...]:
+        """The statements that place something or name its dims."""
+        return (*self.inputs, *self.params, *self.values, *self.outputs)
+
+    def axis_of(self, placed: Placed | StrategyLine | ExpectLine) -> str | None:
         """The axis that ``placed`` speaks of; None where it is left out and the spec has not exactly one."""
         if placed.axis is not None:
             return str(placed.axis)

@@ -9,14 +9,19 @@ a statement itself: so a mistake in one never swallows another. ``within`` opens
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
 
 from placement.lang.diagnostics import Diagnostics
 from placement.lang.source import Source
+from placement.lang.spec import COLLECTIVES
 
-KEYWORDS = ("mesh", "device", "input", "param", "value", "output", "within", "include")
-LATER = ("link", "strategy", "lower", "limit", "expect")
-"""Statements of the language that this version does not take yet."""
+KEYWORDS = (
+    *("mesh", "link", "device", "limit"),
+    *("input", "param", "value", "output"),
+    *("strategy", "lower", "expect"),
+    *("within", "include"),
+)
 
 MAX_DEPTH = 64
 """Blocks within blocks, and includes within includes."""
@@ -25,10 +30,11 @@ _PATH = r"(?:[\w.*-]|\{(?:[^{}\n\r#\"():@]|\{[^{}\n\r#\"():@]*\})*\}|\[[^\]\n\r#
 # The brace of a block stands apart from the path, or else ends the line: what is left is a path's own.
 _WITHIN = re.compile(rf"(?P<header>within[^\S\r\n]+{_PATH})(?:(?:\s|#[^\r\n]*)+\{{|\{{(?=[^\S\r\n]*(?:[\r\n#]|\Z)))")
 # Whether a line that could carry a statement on starts the next one: it does with two words in a row, which no
-# list has, or with a keyword alone. A dim called `value` may thus stand at the start of a carried line.
-_STARTS = re.compile(
-    r"[^\S\r\n]*(?:(?!stored\b)[^\W\d]\w*[^\S\r\n]+[\w*{\"]"
-    rf"|(?:{'|'.join(KEYWORDS + LATER)})(?=[^\S\r\n]+[^\s,:\])=@]|[^\S\r\n]*(?:[\r\n#]|\Z)))"
+# list has (except `stored Shard` and `all_gather forward`), or with a keyword alone. A dim called `value` may thus
+# stand at the start of a carried line.
+_STARTS = (
+    rf"[^\S\r\n]*(?:(?!(?:stored|{'|'.join(COLLECTIVES)})\b)[^\W\d]\w*[^\S\r\n]+[\w*{{\"]"
+    rf"|(?:{'|'.join(KEYWORDS)})(?=[^\S\r\n]+[^\s,:\])=@]|[^\S\r\n]*(?:[\r\n#]|\Z)))"
 )
 _PIECE = re.compile(
     r"(?P<end>\r\n|\n|\r)|(?P<blank>[^\S\r\n]+|#[^\r\n]*)|(?P<string>\"[^\"\r\n]*\"?)|[{}()\[\]]|[^\s#\"{}()\[\]]+"
@@ -37,8 +43,7 @@ _WORD = re.compile(r"[^\W\d]\w*")
 _CLOSES = {")": "(", "]": "[", "}": "{"}
 
 
-@dataclass(frozen=True, slots=True)
-class Raw:
+class Raw(NamedTuple):
     """One statement as a stretch of text: ``keyword`` is its first word, which may be unknown.
 
     ``block`` is the index of the ``within`` statement that it lies in, among the statements of the file.
@@ -52,15 +57,13 @@ class Raw:
     broken: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
+class _Block(NamedTuple):
     statement: int
     opened: int
     reported: bool  # its opening is at fault already, so its closing is not asked for
 
 
-@dataclass(frozen=True, slots=True)
-class _Extent:
+class _Extent(NamedTuple):
     resume: int  # where the next piece after the statement begins
     end: int  # past the statement's last piece that is neither blank nor comment
     brackets: tuple[int, ...]  # offsets of those left open
@@ -121,7 +124,7 @@ class _Splitter:
         """Take the statement at ``start``; return the offset from which to go on."""
         word = _WORD.match(self.text, start)
         keyword = word.group() if word else ""
-        if not fresh and keyword in KEYWORDS + LATER:
+        if not fresh and keyword in KEYWORDS:
             self._error("PLC009", "a statement starts on a line of its own", start, start + len(keyword))
         within = _WITHIN.match(self.text, start) if keyword == "within" else None
         if within is not None:
@@ -158,7 +161,7 @@ class _Splitter:
             shown = piece.group()
             if piece["end"] is not None:
                 carried = brackets.offsets or self.text[end - 1] in ",:=@"
-                if not carried or brackets.count["{"] or _STARTS.match(self.text, piece.end()):
+                if not carried or brackets.count["{"] or _starts().match(self.text, piece.end()):
                     break
             elif piece["blank"] is None:
                 if shown == "}" and not brackets.count["{"]:
@@ -192,6 +195,11 @@ class _Brackets:
                 closed = self.kinds.pop()
                 self.offsets.pop()
                 self.count[closed] -= 1
+
+
+@cache
+def _starts() -> re.Pattern[str]:
+    return re.compile(_STARTS)  # seldom needed, and slow to compile
 
 
 def _piece(text: str, at: int) -> re.Match[str]:

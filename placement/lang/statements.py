@@ -1,92 +1,67 @@
-"""One statement's text → its frozen dataclass: lark's LALR parser, and what a grammar cannot say.
-
-lark is imported, and the grammar compiled, when the first statement is parsed.
-"""
+"""One statement's text → its frozen dataclass: the tables of the grammar, and what a grammar cannot say."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
+from placement.lang import expected
 from placement.lang.diagnostics import Diagnostics, did_you_mean
+from placement.lang.lalr import Node, Token, UnexpectedTokenError
+from placement.lang.lalr import parse as parse_tokens
 from placement.lang.patterns import PatternError, expand, normalize
 from placement.lang.source import Source
 from placement.lang.spec import (
+    DIRECTIONS,
+    UNITS,
+    Comparison,
     Device,
+    ExpectLine,
     InputLine,
+    LimitLine,
+    LinkLine,
+    LowerLine,
     MeshAxis,
     Name,
     OutputLine,
     ParamLine,
     Pattern,
     Placed,
+    Quantity,
+    Setting,
     Span,
     Statement,
+    StrategyLine,
+    Unit,
     ValueLine,
 )
-from placement.lang.split import KEYWORDS, Raw
+from placement.lang.split import Raw
 from placement.types import Auto, Order, Partial, Placement, Replicate, Shard
 
-if TYPE_CHECKING:
-    from lark import Lark, Token, Tree
-    from lark.exceptions import UnexpectedInput
-
-    Node = Tree[Token]
-
 PLACEMENTS = ("Replicate", "Partial", "Shard", "auto")
-_ORDERS: dict[str, Order] = {"contiguous": "contiguous", "zigzag": "zigzag"}
-_WHOLE_NUMBER = re.compile(r"[0-9]{1,9}")  # longer ones are slips, and int() refuses very long ones
-_FOUND = re.compile(r"\w[\w.]*|\"[^\"\n\r]*\"|.", re.DOTALL)
-_PUNCTUATION = frozenset('{}()[]:,=@*.+-"')
+ORDERS: dict[str, Order] = {"contiguous": "contiguous", "zigzag": "zigzag"}
+COMPARISONS: dict[str, Comparison] = {"<=": "<=", "<": "<", "==": "==", ">=": ">=", ">": ">"}
 
-_EXPECTED = {  # terminals in the words of a message, in the order in which a message lists them
-    "$END": "the end of the line",
-    "NAME": "a name",
-    "ITEM": "a name",
-    "DIM": "a dim's name",
-    "NUMBER": "a number",
-    "PATH": "a path",
-    "KIND": "a placement",
-    "STRING": "a file name in double quotes",
-    "LSQB": "'['",
-    "LPAR": "'('",
-    "EQUAL": "'='",
-    "OVER": "'over'",
-    "COLON": "':'",
-    "COMMA": "','",
-    "AT": "'@'",
-    "RPAR": "')'",
-    "RSQB": "']'",
-}
+_LONGEST = 9  # digits; longer ones are slips, and int() refuses very long ones
+_QUANTITY = r"(?P<number>[0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(?P<unit>(?:[^\W\d]\w*)?(?:\s*/\w*)?)"
+_EXAMPLES: dict[Unit, str] = {"bytes": "60 GB", "bytes/s": "450 GB/s", "seconds": "3 us"}
 
 
-@dataclass(frozen=True, slots=True)
-class Within:
+class Within(NamedTuple):
     """The header of a block: ``within PATTERN``, the pattern joined with those of the blocks around it."""
 
     pattern: Pattern
 
 
-@dataclass(frozen=True, slots=True)
-class Include:
+class Include(NamedTuple):
     """``include "file"``."""
 
     name: Name
 
 
 Parsed = Statement | Within | Include
-
-
-@lru_cache(maxsize=1)
-def parser() -> Lark:
-    """The LALR parser, one start rule per statement."""
-    from lark import Lark  # noqa: PLC0415 - 0.05 s that a run without a spec need not pay
-
-    return Lark(grammar(), parser="lalr", lexer="contextual", start=list(KEYWORDS))
 
 
 def grammar() -> str:
@@ -98,49 +73,15 @@ def grammar() -> str:
 
 def parse_statement(raw: Raw, source: Source, within: Pattern | None, found: Diagnostics) -> Parsed | None:
     """The statement, its path joined to the pattern ``within``; None where a fault was added to ``found``."""
-    from lark.exceptions import UnexpectedInput  # noqa: PLC0415 - as above
-
     text = source.text[raw.start : raw.end]
     try:
-        tree = parser().parse(text, start=raw.keyword)
-    except UnexpectedInput as fault:
-        _unexpected(fault, text, raw, source, found)
+        tree = parse_tokens(text, raw.keyword)
+    except UnexpectedTokenError as fault:
+        expected.report(fault, text, raw, source, found)
         return None
     faults = len(found)
     made = _Builder(raw, source, within, found).build(tree)
     return made if len(found) == faults else None
-
-
-def _unexpected(fault: UnexpectedInput, text: str, raw: Raw, source: Source, found: Diagnostics) -> None:
-    """Say what was expected at the place where the parser stopped, and what stands there."""
-    at = fault.pos_in_stream
-    token = getattr(fault, "token", None)
-    if at is None or (token is not None and token.type == "$END"):
-        at = len(text)
-    match = _FOUND.match(text, at)
-    end = match.end() if match else at
-    span = source.span(raw.start + at, raw.start + end)
-    there = match.group() if match else ""
-    accepted = {name for name in fault.interactive_parser.accepts() if name in _EXPECTED}
-    if "$END" in accepted and there in KEYWORDS:
-        found.error("PLC009", "a statement starts on a line of its own", span, hint="begin a new line here")
-    elif there and not (there[0].isalnum() or there[0] in _PUNCTUATION or there[0] == "_"):
-        hint = "strings stand in double quotes" if there == "'" else None
-        found.error("PLC004", f"unexpected character {there!r}", span, hint=hint)
-    else:
-        expected = _listed(words for name, words in _EXPECTED.items() if name in accepted)
-        code = "PLC013" if accepted == {"NUMBER"} else "PLC003"
-        shown = f"found {_quoted(there)}" if there else "found the end of the statement"
-        found.error(code, f"expected {expected}, {shown}", span)
-
-
-def _listed(words: Iterator[str]) -> str:
-    unique = list(dict.fromkeys(words))
-    return unique[0] if len(unique) == 1 else f"{', '.join(unique[:-1])} or {unique[-1]}"
-
-
-def _quoted(token: str) -> str:
-    return token if token.startswith('"') and len(token) > 1 else f"'{token}'"
 
 
 class _Builder:
@@ -154,64 +95,153 @@ class _Builder:
         self.span = source.span(raw.start, raw.end)
 
     def build(self, tree: Node) -> Parsed:
-        makers: dict[str, Callable[[Node], Parsed]] = {
-            "mesh": self._mesh,
-            "device": lambda t: Device(self._name(_present(_subtree(t.children[0]))), self.span),
-            "input": lambda t: InputLine(self._items(t), self._dims(t), self._placements(t), self.span),
-            "param": lambda t: ParamLine(self._pattern(t), self._dims(t), self._placements(t), self.span),
-            "value": lambda t: ValueLine(self._pattern(t), self._placements(t), self.span),
-            "output": lambda t: OutputLine(self._items(t), self._placements(t), self.span),
-            "within": lambda t: Within(self._pattern(t)),
-            "include": self._include,
-        }
-        return makers[self.raw.keyword](tree)
+        return _MAKERS[self.raw.keyword](self, tree)
+
+    # -- tokens ----------------------------------------------------------------------------------
 
     def _span(self, token: Token) -> Span:
-        start = self._offset(token)
-        return self.source.span(start, start + len(token))
+        start = self.raw.start + token.start
+        return self.source.span(start, start + len(token.text))
 
-    def _offset(self, token: Token) -> int:
-        return self.raw.start + (token.start_pos or 0)
+    def _word(self, token: Token) -> Name:
+        return Name(token.text, self._span(token))
 
     def _name(self, tree: Node) -> Name:
-        token = _token(tree)
-        return Name(str(token), self._span(token))
+        return self._word(tree.token)
 
     def _number(self, token: Token, what: str, least: int) -> int | None:
-        if _WHOLE_NUMBER.fullmatch(token) and int(token) >= least:
-            return int(token)
-        self.found.error("PLC013", f"{what} is a whole number from {least}, not '{token}'", self._span(token))
+        if _is_number(token.text) and int(token.text) >= least:
+            return int(token.text)
+        message = f"{what} is a whole number from {least}, not '{token.text}'"
+        self.found.error("PLC013", message, self._span(token))
         return None
 
-    def _mesh(self, tree: Node) -> MeshAxis:
-        name, number, link = (_subtree(child) for child in tree.children)
-        size = None if number is None else self._number(_token(number), "the size of an axis", 1)
+    def _quantity(self, tree: Node, unit: Unit | None, what: str) -> Quantity:
+        """An amount that is measured in ``unit``; None takes a whole number without a unit, or bytes."""
+        token = tree.token
+        span = self._span(token)
+        match = re.fullmatch(_QUANTITY, token.text)
+        if match is None:
+            self.found.error("PLC013", f"{what} is a number, not '{token.text}'", span)
+            return Quantity(token.text, None, span)
+        number, name = match["number"], match["unit"]
+        start = self.raw.start + token.start
+        place = self.source.span(start + match.start("unit"), start + match.end("unit")) if name else span
+        if name and name not in UNITS:
+            hint = did_you_mean(name, UNITS) or f"the units are {', '.join(UNITS)}"
+            self.found.error("PLC011", f"unknown unit '{name}'", place, hint=hint)
+        elif unit is None and not name and "." in number:
+            self.found.error("PLC013", f"a count is a whole number, not '{number}'", span)
+        elif unit is None and name and UNITS[name][0] != "bytes":
+            hint = "write a count of launches such as 2, or bytes such as 2 MiB"
+            self.found.error("PLC011", f"{what} is a count or in bytes, not in {UNITS[name][0]}", place, hint=hint)
+        elif unit is not None and (not name or UNITS[name][0] != unit):
+            shown = f", not in {UNITS[name][0]}" if name else ""
+            self.found.error("PLC011", f"{what} is in {unit}{shown}", place, hint=f"for example {_EXAMPLES[unit]}")
+        elif unit is not None and not number.strip("0."):
+            self.found.error("PLC013", f"{what} is more than zero", span)
+        return Quantity(number, name or None, span)
+
+    # -- statements ------------------------------------------------------------------------------
+
+    def mesh(self, tree: Node) -> MeshAxis:
+        name, number, link = map(_node, tree.children)
+        size = None if number is None else self._number(number.token, "the size of an axis", 1)
         return MeshAxis(
             self._name(_present(name)),
             size,
-            None if link is None else self._name(link),
+            self._axis(link),
             self.span,
-            None if number is None else self._span(_token(number)),
+            None if number is None else self._span(number.token),
         )
 
-    def _include(self, tree: Node) -> Include:
-        token = _token(tree)
-        return Include(Name(token[1:-1], self._span(token)))
+    def link(self, tree: Node) -> LinkLine:
+        name, bandwidth, latency = (_present(child) for child in tree.children)
+        if (_measured(bandwidth), _measured(latency)) == ("seconds", "bytes/s"):
+            span = _joined(self._span(bandwidth.token), self._span(latency.token))
+            hint = f"write link {name.token.text} = {latency.token.text}, {bandwidth.token.text}"
+            self.found.error("PLC011", "the bandwidth of a link comes before its latency", span, hint=hint)
+            bandwidth, latency = latency, bandwidth
+        return LinkLine(
+            self._name(name),
+            self._quantity(bandwidth, "bytes/s", "the bandwidth of a link"),
+            self._quantity(latency, "seconds", "the latency of a link"),
+            self.span,
+        )
+
+    def device(self, tree: Node) -> Device:
+        return Device(self._name(_present(tree.children[0])), self.span)
+
+    def limit(self, tree: Node) -> LimitLine:
+        name, most = (_present(child) for child in tree.children)
+        return LimitLine(self._name(name), self._quantity(most, "bytes", "a limit"), self.span)
+
+    def input(self, tree: Node) -> InputLine:
+        return InputLine(self._items(tree), self._dims(tree), self._placements(tree), self.span)
+
+    def param(self, tree: Node) -> ParamLine:
+        return ParamLine(self._pattern(tree), self._dims(tree), self._placements(tree), self.span)
+
+    def value(self, tree: Node) -> ValueLine:
+        return ValueLine(self._pattern(tree), self._placements(tree), self.span)
+
+    def output(self, tree: Node) -> OutputLine:
+        return OutputLine(self._items(tree), self._placements(tree), self.span)
+
+    def strategy(self, tree: Node) -> StrategyLine:
+        _, name, axis = map(_node, tree.children)
+        return StrategyLine(self._pattern(tree), self._name(_present(name)), self._axis(axis), self.span)
+
+    def lower(self, tree: Node) -> LowerLine:
+        return LowerLine(self._pattern(tree), tuple(map(self._setting, tree.named("setting"))), self.span)
+
+    def expect(self, tree: Node) -> ExpectLine:
+        _, collective, axis, direction, comparison, bound = tree.children
+        way = None if direction is None else self._word(_leaf(direction))
+        if way is not None and way not in DIRECTIONS:
+            hint = did_you_mean(way, DIRECTIONS)
+            self.found.error("PLC003", f"expected 'forward' or 'backward', found '{way}'", way.span, hint=hint)
+        return ExpectLine(
+            self._pattern(tree),
+            self._name(_present(collective)),
+            self._axis(_node(axis)),
+            way,
+            COMPARISONS[_leaf(comparison).text],
+            self._quantity(_present(bound), None, "a budget"),
+            self.span,
+        )
+
+    def within_(self, tree: Node) -> Within:
+        return Within(self._pattern(tree))
+
+    def include(self, tree: Node) -> Include:
+        token = tree.token
+        return Include(Name(token.text[1:-1], self._span(token)))
+
+    # -- parts of statements ---------------------------------------------------------------------
+
+    def _axis(self, tree: Node | None) -> Name | None:
+        return None if tree is None else self._name(tree)
 
     def _items(self, tree: Node) -> tuple[Name, ...]:
-        return tuple(self._name(item) for item in _named(tree, "item"))
+        return tuple(map(self._name, tree.named("item")))
 
     def _dims(self, tree: Node) -> tuple[Name, ...] | None:
-        for dims in _named(tree, "dims"):
-            return tuple(self._name(dim) for dim in _named(dims, "dim"))
+        for dims in tree.named("dims"):
+            return tuple(map(self._name, dims.named("dim")))
         return None
 
+    def _setting(self, tree: Node) -> Setting:
+        key, value = self._name(_present(tree.children[0])), self._word(_leaf(tree.children[1]))
+        return Setting(key, value, _joined(key.span, value.span))
+
     def _pattern(self, tree: Node) -> Pattern:
-        token = _token(next(_named(tree, "pattern")))
-        text = normalize(token)
-        start, end = self._offset(token), self._offset(token) + len(token)
+        token = tree.named("pattern")[0].token
+        text = normalize(token.text)
+        span = self._span(token)
+        start = self.raw.start + token.start
         try:
-            expand(token)
+            expand(token.text)
         except PatternError as fault:
             self.found.error("PLC012", str(fault), self.source.span(start + fault.start, start + fault.end))
         else:
@@ -220,81 +250,102 @@ class _Builder:
                 try:
                     expand(text)
                 except PatternError as fault:
-                    self.found.error("PLC012", f"{fault}, once joined with its block", self.source.span(start, end))
-        return Pattern(text, self.source.span(start, end))
+                    self.found.error("PLC012", f"{fault}, once joined with its block", span)
+        return Pattern(text, span, self.within)
 
     def _placements(self, tree: Node) -> tuple[Placed, ...]:
-        made = [self._placed(placed) for placed in _named(tree, "placed")]
+        made = [self._placed(placed) for placed in tree.named("placed")]
         return tuple(placed for placed in made if placed is not None)
 
     def _placed(self, tree: Node) -> Placed | None:
-        children: list[Token | Node | None] = list(tree.children)  # lark's stub leaves out the None of `[...]`
-        if children[0] is not None:
-            self.found.error("PLC011", "'stored' is not supported yet", self._span(_leaf(children[0])))
-            return None
-        kind, arguments, axis = _leaf(children[1]), _subtree(children[2]), _subtree(children[3])
-        given = [] if arguments is None else [_token(argument) for argument in _named(arguments, "argument")]
+        stored, kind, arguments, axis = tree.children
+        kind, arguments = _leaf(kind), _node(arguments)
+        given = [] if arguments is None else [argument.token for argument in arguments.named("argument")]
         placement = self._placement(kind, given, called=arguments is not None)
         if placement is None:
             return None
-        name = None if axis is None else self._name(axis)
-        first = self._span(kind)
-        last = first if arguments is None else self._span(_leaf(arguments.children[-1]))
-        last = last if name is None else name.span
-        span = Span(first.file, first.line, first.column, last.end_line, last.end_column)
-        return Placed(placement, name, span, self._span(given[0]) if given else None)
+        name = self._axis(_node(axis))
+        first = self._span(kind if stored is None else _leaf(stored))
+        if name is not None:
+            last = name.span
+        else:
+            last = self._span(kind if arguments is None else _leaf(arguments.children[-1]))
+        dim_span = self._span(given[0]) if given else None
+        return Placed(placement, name, _joined(first, last), dim_span, stored=stored is not None)
 
     def _placement(self, kind: Token, given: list[Token], *, called: bool) -> Placement | None:
-        if kind not in PLACEMENTS:
-            hint = did_you_mean(kind, PLACEMENTS) or f"the placements are {', '.join(PLACEMENTS)}"
-            self.found.error("PLC017", f"unknown placement '{kind}'", self._span(kind), hint=hint)
+        if kind.text not in PLACEMENTS:
+            hint = did_you_mean(kind.text, PLACEMENTS) or f"the placements are {', '.join(PLACEMENTS)}"
+            self.found.error("PLC017", f"unknown placement '{kind.text}'", self._span(kind), hint=hint)
             return None
-        if kind == "Shard":
+        if kind.text == "Shard":
             return self._shard(kind, given)
         if called:
-            self.found.error("PLC018", f"{kind} takes no arguments", self._span(kind))
+            self.found.error("PLC018", f"{kind.text} takes no arguments", self._span(kind))
             return None
-        return {"Replicate": Replicate(), "Partial": Partial(), "auto": Auto()}[kind]
+        return {"Replicate": Replicate(), "Partial": Partial(), "auto": Auto()}[kind.text]
 
     def _shard(self, kind: Token, given: list[Token]) -> Shard | None:
         if not 1 <= len(given) <= len(("dim", "order")):
             hint = "write Shard(seq), Shard(0) or Shard(seq, zigzag)"
             self.found.error("PLC018", "Shard takes a dim and, after it, an order", self._span(kind), hint=hint)
             return None
-        dim: str | int | None = str(given[0])
-        if given[0].type == "NUMBER":
+        dim: str | int | None = given[0].text
+        if given[0].kind == "NUMBER":
             dim = self._number(given[0], "the index of a dim", 0)
         order: Order | None = "contiguous"
         if len(given) > 1:
-            order = _ORDERS.get(given[1])
+            order = ORDERS.get(given[1].text)
             if order is None:
-                hint = did_you_mean(given[1], _ORDERS) or "the orders are contiguous and zigzag"
-                self.found.error("PLC018", f"unknown order '{given[1]}'", self._span(given[1]), hint=hint)
+                hint = did_you_mean(given[1].text, ORDERS) or f"the orders are {' and '.join(ORDERS)}"
+                self.found.error("PLC018", f"unknown order '{given[1].text}'", self._span(given[1]), hint=hint)
         return None if dim is None or order is None else Shard(dim, order)
 
 
-def _named(tree: Node, rule: str) -> Iterator[Node]:
-    """The subtrees of one rule, in order."""
-    return (child for child in map(_subtree, tree.children) if child is not None and child.data == rule)
+_MAKERS: dict[str, Callable[[_Builder, Node], Parsed]] = {
+    "mesh": _Builder.mesh,
+    "link": _Builder.link,
+    "device": _Builder.device,
+    "limit": _Builder.limit,
+    "input": _Builder.input,
+    "param": _Builder.param,
+    "value": _Builder.value,
+    "output": _Builder.output,
+    "strategy": _Builder.strategy,
+    "lower": _Builder.lower,
+    "expect": _Builder.expect,
+    "within": _Builder.within_,
+    "include": _Builder.include,
+}
 
 
-def _subtree(child: Token | Node | None) -> Node | None:
-    """The child where it is a tree; tokens and what was left out are None."""
-    return None if child is None or isinstance(child, str) else child
+def _is_number(text: str) -> bool:
+    return len(text) <= _LONGEST and text.isascii() and text.isdigit()
 
 
-def _present(tree: Node | None) -> Node:
-    if tree is None:
-        raise AssertionError("the grammar makes this child always present")
-    return tree
+def _measured(quantity: Node) -> Unit | None:
+    """What a quantity measures; None where that is not known."""
+    match = re.fullmatch(_QUANTITY, quantity.token.text)
+    return UNITS[match["unit"]][0] if match is not None and match["unit"] in UNITS else None
 
 
-def _leaf(child: Token | Node | None) -> Token:
-    if not isinstance(child, str):
-        raise AssertionError(f"{child!r} is no token: the grammar and this module disagree")  # noqa: TRY004
+def _joined(first: Span, last: Span) -> Span:
+    return Span(first.file, first.line, first.column, last.end_line, last.end_column)
+
+
+# What the grammar makes always present, or of one kind; else it and this module disagree.
+
+
+def _node(child: Token | Node | None) -> Node | None:
+    assert not isinstance(child, Token), f"{child!r} is no rule"
     return child
 
 
-def _token(tree: Node) -> Token:
-    """The token of a rule that is one token."""
-    return _leaf(tree.children[0])
+def _present(child: Token | Node | None) -> Node:
+    assert isinstance(child, Node), f"{child!r} is no rule"
+    return child
+
+
+def _leaf(child: Token | Node | None) -> Token:
+    assert isinstance(child, Token), f"{child!r} is no token"
+    return child

@@ -11,6 +11,7 @@ from placement.report.names import Names, common, operation, shared, visible
 from placement.types import Action, I, Kind, R, Type
 
 if TYPE_CHECKING:
+    from placement.lang.diagnostics import Diagnostic
     from placement.solver.plan import Hook, Plan, Step
 
 Totals = Mapping[str, Mapping[str, Mapping[str, tuple[int, int]]]]
@@ -150,10 +151,10 @@ def _causes(found: Iterable[str], files: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(f"{files.get(file, file)}:{line}" for file, _, line in parts)
 
 
-def _note(text: str, files: Mapping[str, str]) -> str:
-    for file, told in files.items():
-        text = text.replace(f"{file}:", f"{told}:")
-    return text
+def _note(note: Diagnostic, files: Mapping[str, str]) -> str:
+    span = note.span
+    where = "" if span is None else f"{files.get(span.file, span.file)}:{span.line}:{span.column}: "
+    return f"{where}{note.message}"
 
 
 def _conversions(plan: Plan, names: Names, files: Mapping[str, str]) -> Iterable[Converted]:

@@ -6,17 +6,19 @@ and reports every fault of the spec at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import sympy
 
 from placement.graph.factors import Dims, Factors, NameClashError, NamedDims, infer
 from placement.graph.ir import Graph, ModuleInfo, Output, Parameter, Size, Value, evaluate
-from placement.lang.diagnostics import Diagnostics, did_you_mean
+from placement.lang.diagnostics import Diagnostic, Diagnostics, did_you_mean
 from placement.lang.spec import OutputLine, ParamLine, Placed, Span, Spec, ValueLine
 from placement.rules import Context, signature_of
-from placement.solver.cost import DEVICES, LINKS, Machine, defaults, known_link
+from placement.solver.cost import DEVICES, LINKS, Link, Machine, defaults, known_link
+from placement.solver.nearest import divisors, multiples, nearest
+from placement.solver.unsupported import refuse
 from placement.types import Auto, I, P, Partial, R, Replicate, S, Shard, Type
 
 
@@ -54,7 +56,7 @@ class Bound:
     parameters: Mapping[Value, Pin]
     values: Mapping[Value, Pin]
     outputs: Mapping[Output, Pin | None]  # None: whatever costs least
-    notes: tuple[str, ...] = ()
+    notes: tuple[Diagnostic, ...] = ()
 
 
 # What `out` and `in` mean inside one parameter, by the class that owns it; subclasses inherit.
@@ -89,6 +91,7 @@ def bind(
     ``sizes`` replaces the example's sizes of named dims in prices. Raises PlacementError with every fault.
     """
     found = Diagnostics()
+    refuse(spec, found)
     axis, machine = _mesh(spec, axes, device_type, found)
     _check_inputs(graph, spec, found)
     found.raise_if_any(spec.sources)
@@ -116,7 +119,7 @@ def bind(
         parameters=binder.parameters(),
         values=binder.values(),
         outputs=binder.outputs(),
-        notes=(*graph.notes, *binder.notes),
+        notes=tuple(binder.notes),
     )
     found.raise_if_any(spec.sources)
     return bound
@@ -127,8 +130,6 @@ def _mesh(spec: Spec, axes: Mapping[str, int], device_type: str, found: Diagnost
         found.error("PLC111", "the spec declares no mesh axis", hint="begin with a line like: mesh tp = 2")
         found.raise_if_any(spec.sources)
     declared = spec.axes[0]
-    for extra in spec.axes[1:]:
-        found.error("PLC206", f"a second mesh axis '{extra.name}' is not supported yet", extra.name.span)
     name = str(declared.name)
     for given in axes:
         if given not in {str(a.name) for a in spec.axes}:
@@ -151,8 +152,12 @@ def _mesh(spec: Spec, axes: Mapping[str, int], device_type: str, found: Diagnost
             device = DEVICES[str(spec.device.name)]
             link = link if device.name == "cpu" else known_link("nvlink", device)
     if declared.link is not None:
-        if str(declared.link) not in LINKS:
-            hint = did_you_mean(str(declared.link), LINKS) or f"known links: {', '.join(LINKS)}"
+        own = {str(line.name): line for line in spec.links}
+        if declared.link in own:
+            line = own[declared.link]
+            link = Link(str(line.name), max(1, int(line.bandwidth.amount)), line.latency.amount)
+        elif str(declared.link) not in LINKS:
+            hint = did_you_mean(str(declared.link), [*LINKS, *own]) or f"known links: {', '.join([*LINKS, *own])}"
             found.error("PLC110", f"unknown link '{declared.link}'", declared.link.span, hint=hint)
         else:
             link = known_link(str(declared.link), device)
@@ -217,7 +222,7 @@ def _dynamic(graph: Graph, spec: Spec, hints: Mapping[sympy.Symbol, int]) -> fro
 class _Binder:
     def __init__(self, graph: Graph, spec: Spec, dims: Dims, context: Context, axis: Axis, found: Diagnostics) -> None:
         self.graph, self.spec, self.dims, self.context, self.axis, self.found = graph, spec, dims, context, axis, found
-        self.notes: list[str] = []
+        self.notes: list[Diagnostic] = []
 
     # -- statements ------------------------------------------------------------------------------
 
@@ -235,9 +240,6 @@ class _Binder:
                 self.found.error("PLC207", f"two placements on axis '{name}' in one statement", item.span)
             else:
                 result = item
-        if result is not None and isinstance(result.placement, Shard) and result.placement.order != "contiguous":
-            self.found.error("PLC206", "the zigzag order is not supported yet", result.span)
-            return None
         return result
 
     def inputs(self) -> dict[Value, Pin]:
@@ -255,7 +257,7 @@ class _Binder:
         for line in self.spec.params:
             matched = [p for p in self.graph.parameters if any(line.pattern.matches(name) for name in p.names)]
             if not matched:
-                self._matches_nothing(line, [name for p in self.graph.parameters for name in p.names], "parameter")
+                self._matches_nothing(line)
             if not line.placed:
                 continue
             for parameter in matched:
@@ -275,13 +277,8 @@ class _Binder:
 
     def parameter(self, parameter: Parameter, placed: Placed) -> Pin:
         value = parameter.value
-        if isinstance(placed.placement, Auto | Partial):
-            text = (
-                "a parameter left to the solver is not supported yet"
-                if isinstance(placed.placement, Auto)
-                else "a parameter is not a sum over ranks"
-            )
-            self.found.error("PLC206" if isinstance(placed.placement, Auto) else "PLC205", text, placed.span)
+        if isinstance(placed.placement, Partial):
+            self.found.error("PLC205", "a parameter is not a sum over ranks", placed.span)
             return Pin(_unsharded(value)[:1], placed.span)
         kinds = self.types(value, placed, f"parameter '{parameter.name}'", parameter)
         return Pin(kinds[:1], placed.span)
@@ -293,7 +290,7 @@ class _Binder:
         for line in self.spec.values:
             matched = [info for path, info in self.graph.modules.items() if line.pattern.matches(path)]
             if not matched:
-                self._matches_nothing(line, [path for path in self.graph.modules if path], "module")
+                self._matches_nothing(line)
             placed = self.placed(line.placed)
             for info in matched:
                 firsts = [values[0] for values in info.returned.values() if values and values[0] in produced]
@@ -340,13 +337,14 @@ class _Binder:
                 pins[output] = Pin(kinds[:1], placed.span)
         return pins
 
-    def _matches_nothing(self, line: ParamLine | ValueLine, names: Iterable[str], what: str) -> None:
-        names = list(names)
-        hint = did_you_mean(str(line.pattern), names)
-        if hint is None:
-            last = str(line.pattern).rsplit(".", 1)[-1]
-            close = [name for name in names if name.rsplit(".", 1)[-1] == last][:2]
-            hint = f"there is {' and '.join(close)}" if close else None
+    def _matches_nothing(self, line: ParamLine | ValueLine) -> None:
+        modules = [path for path in self.graph.modules if path]
+        parameters = [name for p in self.graph.parameters for name in p.names]
+        if isinstance(line, ParamLine):
+            what, names, others = "parameter", parameters, {"value": modules}
+        else:
+            what, names, others = "module", modules, {"param": parameters}
+        hint = nearest(str(line.pattern), names, others)
         self.found.error("PLC104", f"pattern '{line.pattern}' matches no {what}", line.pattern.span, hint=hint)
 
     # -- placements to types ---------------------------------------------------------------------
@@ -406,10 +404,8 @@ class _Binder:
         self, value: Value, factors: Factors, placed: Placed, what: str, parameter: Parameter | None
     ) -> tuple[Type, ...]:
         """The shard of a dim: its first factor that does not count pieces, or as few more as the axis needs."""
-        rest = factors
-        while rest and rest[0].piece:
-            rest = rest[1:]
-        run = self._leading(rest)
+        rest = _beyond_pieces(factors)
+        run = leading(self.context, factors)
         if run is None:
             return self._indivisible(value, rest, placed, what, parameter)
         if self.dims.locate(value, run) is None:
@@ -421,13 +417,6 @@ class _Binder:
             return ()
         return (S(*run),)
 
-    def _leading(self, factors: Factors) -> Factors | None:
-        """The run that a shard cuts; a run of several factors leaves the last one whole."""
-        for run in self.context.runs(factors):
-            if run[0] == factors[0] and (len(run) == 1 or len(run) < len(factors)):
-                return run
-        return None
-
     def _indivisible(
         self, value: Value, factors: Factors, placed: Placed, what: str, parameter: Parameter | None
     ) -> tuple[Type, ...]:
@@ -435,13 +424,32 @@ class _Binder:
         if parameter is not None and len(factors) > 1 and isinstance(first, int):
             parts = f"{first} times {_product(factors[1:])}"
             note = f"{what} stays replicated: {parts} does not divide into {self.axis.n} blocks of whole parts"
-            self.notes.append(f"{placed.span}: {note}")
+            self.notes.append(Diagnostic("PLC203", note, placed.dim_span or placed.span, severity="note"))
             return _unsharded(value)
         size = first if isinstance(first, int) else f"{first} = {evaluate(first, self.context.hints)}"
         dim = placed.placement.dim if isinstance(placed.placement, Shard) else ""
         text = f"dim '{dim}' of {what} is {size}, which axis '{self.axis.name}' of {self.axis.n} does not divide"
-        self.found.error("PLC203", text, placed.dim_span or placed.span)
+        whole = evaluate(first, self.context.hints)
+        ranks = ", ".join(map(str, divisors(whole)))
+        hint = f"a size of {multiples(whole, self.axis.n)} would do" + (f", or {ranks} ranks" if ranks else "")
+        self.found.error("PLC203", text, placed.dim_span or placed.span, hint=hint)
         return ()
+
+
+def leading(context: Context, factors: Factors) -> Factors | None:
+    """The run that a shard of a dim cuts; a run of several factors leaves the last one whole. None: it has none."""
+    rest = _beyond_pieces(factors)
+    for run in context.runs(rest):
+        if run[0] == rest[0] and (len(run) == 1 or len(run) < len(rest)):
+            return run
+    return None
+
+
+def _beyond_pieces(factors: Factors) -> Factors:
+    """The product without the leading factors that count pieces: what a shard cuts of each piece."""
+    while factors and factors[0].piece:
+        factors = factors[1:]
+    return factors
 
 
 def _unsharded(value: Value) -> tuple[Type, ...]:

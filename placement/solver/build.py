@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from placement.graph.ir import Node, Output, Parameter, Value, evaluate, numel
+from placement.graph.ir import Node, Output, Parameter, Value, evaluate, numel, op_name
 from placement.graph.signature import Signature
 from placement.lang.diagnostics import Diagnostic, PlacementError
 from placement.rules import Strategy, lookup, strategies
+from placement.rules.skeleton import notes, start
 from placement.solver.bind import Bound, Pin
 from placement.solver.causes import Causes
 from placement.solver.eliminate import Infeasible, solve
@@ -41,7 +42,7 @@ class _NetSpec:
 
 
 def plan(bound: Bound, sources: Mapping[str, str] | None = None) -> Plan:
-    """The plan that costs least. Raises PlacementError (PLC301) where the placements cannot be met."""
+    """The plan that costs least. Raises PlacementError (PLC301, PLC402) where the placements cannot be met."""
     started = time.perf_counter()
     builder = _Builder(bound)
     problem = builder.problem()
@@ -55,6 +56,14 @@ def plan(bound: Bound, sources: Mapping[str, str] | None = None) -> Plan:
     result.verify()
     stages = {"strategies": built - started, "solve": solved - built, "plan": time.perf_counter() - solved}
     return dataclasses.replace(result, stages=stages)
+
+
+def price(bound: Bound) -> Cost | None:
+    """What the plan that costs least costs: picoseconds, bytes kept, launches. None where there is no plan."""
+    try:
+        return solve(_Builder(bound).problem()).cost
+    except (Infeasible, PlacementError):
+        return None
 
 
 class _Builder:
@@ -398,10 +407,14 @@ class _Builder:
         pins = [(v, self.bound.parameters[v]) for v in node.operands if v in self.bound.parameters]
         spoken = [(v, pin) for v, pin in pins if pin.span is not None]
         names = {p.value: p.name for p in self.bound.graph.parameters}
-        text = f"'{node.op}' in '{node.module}' has no strategy that uses " + " and ".join(
-            f"'{names[v]}' as {pin.types[0] if pin.types else 'placed'}" for v, pin in (spoken or pins)
-        )
-        return Diagnostic("PLC301", text, spoken[0][1].span if spoken else None, model_line=node.source or None)
+        where = f"in '{node.module}'" if node.module else "in the model"
+        placed = " and ".join(f"'{names[v]}'" for v, _ in spoken or pins)
+        text = f"'{op_name(node.op)}' {where} has no strategy that uses {placed or 'its operands'} as placed"
+        span, line = spoken[0][1].span if spoken else None, node.source or None
+        if node.operands and self.bound.dims.signature(node) is None:
+            told = notes(node)
+            return Diagnostic("PLC402", f"{text}: it has no rule", span, hint=start(node), notes=told, model_line=line)
+        return Diagnostic("PLC301", text, span, model_line=line)
 
     def infeasible(self, error: Infeasible) -> Diagnostic:
         """The diagnostic for a problem without a solution, at the statement nearest to where it broke."""

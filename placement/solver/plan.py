@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from placement.graph.ir import Graph, Node, Output, Parameter, Value, evaluate
 from placement.rules import Collective, Strategy
@@ -66,6 +67,9 @@ class Launch:
 class Plan:
     """The program that ``emit`` writes and ``report`` explains."""
 
+    as_html: ClassVar[Callable[[Plan], str] | None] = None
+    """What a notebook shows a plan as: given by ``report``, which this room does not know."""
+
     bound: Bound
     strategies: Mapping[Node, Strategy]
     produced: Mapping[Value, Type]
@@ -119,6 +123,10 @@ class Plan:
         for size in value.shape:
             count *= evaluate(size, self.bound.context.hints)
         return count
+
+    def _repr_html_(self) -> str | None:
+        """HTML for a notebook; None, so that it shows the text, where no report is loaded."""
+        return None if Plan.as_html is None else Plan.as_html(self)
 
     def verify(self) -> None:
         """Raise ValueError unless every use is given by the producer or by a step, and every type follows the rules."""

@@ -28,7 +28,7 @@ def few_heads(mesh: Any, n: int, kv_heads: int) -> None:
     close(program.full_gradients(), gradients(model))
     names = [f"model.layers.0.self_attn.{x}_proj.weight" for x in "kv"]
     assert {h.parameter.name for h in program.plan.hooks} >= set(names)
-    notes = program.plan.bound.notes
+    notes = [note.message for note in program.plan.bound.notes]
     assert all(any(name in note and "stays replicated" in note for note in notes) for name in names)
     assert "stays replicated" in " ".join(program.explain().split())
 

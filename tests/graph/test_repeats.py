@@ -60,6 +60,13 @@ class InPlace(Layer):
         return y
 
 
+class MakesTensors(Layer):
+    """Export lifts a constant out of the layer that makes it."""
+
+    def forward(self, x, *, mask=None):
+        return super().forward(x, mask=mask) * torch.tensor(2.5)
+
+
 class Passes(Layer):
     """Returns what it was given, and a constant, beside its result."""
 
@@ -261,6 +268,14 @@ def test_copies_under_no_grad(traces):
     model = UnderNoGrad(Layer)
     assert shown(capture(model, EXAMPLE, DIMS)) == shown(capture(model, EXAMPLE, DIMS, copies=False))
     assert traces[0].copies
+
+
+def test_a_constant_that_a_layer_makes_is_made_once(traces):
+    model = Stack(MakesTensors)
+    whole, short = capture(model, EXAMPLE, DIMS, copies=False), capture(model, EXAMPLE, DIMS)
+    assert len(traces[1].copies) == 2
+    assert [(n.op, n.stack) for n in short.nodes] == [(n.op, n.stack) for n in whole.nodes]
+    assert (len(short.constants), len(whole.constants)) == (1, 3)
 
 
 def test_a_layer_whose_input_needs_no_gradient_is_traced_apart(traces):

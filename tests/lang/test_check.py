@@ -3,6 +3,7 @@
 import pytest
 
 from placement.lang import PlacementError, check, parse
+from placement.lang.patterns import compile_pattern
 
 HEAD = "mesh tp = 4\n"
 TWO = "mesh tp = 4\nmesh dp = 2\n"
@@ -32,7 +33,52 @@ CASES = [
     (HEAD + "value a : Shard(0)\nvalue a : Shard(1)", [("PLC202", 3, 11)]),
     (HEAD + "value a : Shard(0)\nparam a : Shard(1)", []),
     (HEAD + "within a {\nparam b : Shard(0)\n}\nparam a.b : Shard(1)", [("PLC201", 5, 13)]),
-    (HEAD + "param a : Shard(0)\nparam a : Shard(0)", []),
+    (HEAD + "param a : Shard(0)\nparam a : Shard(0)", [("PLC119", 3, 1)]),
+    (HEAD + "param a : Shard(0)\nparam a : Shard(0) @ tp", []),
+    (HEAD + "param a : Shard(0), Shard(1), stored Shard(0)", [("PLC207", 2, 21), ("PLC210", 2, 31)]),
+    (TWO + "param a : Shard(0) @ tp, stored Shard(0) @ dp", []),
+    (TWO + "param a : stored Shard(0) @ dp, stored auto @ dp, Replicate @ dp", [("PLC207", 3, 33)]),
+    (TWO + "param a : stored Shard(0) @ dp\nparam a : stored Shard(1) @ dp", [("PLC201", 4, 11)]),
+    (HEAD + "param a : stored Replicate, Shard(0)", [("PLC210", 2, 11)]),
+    (HEAD + "param a : stored Partial", [("PLC205", 2, 11)]),
+    (HEAD + "param a : Partial\ninput x : Partial\nvalue v : Partial", [("PLC205", 2, 11), ("PLC205", 3, 11)]),
+    (HEAD + "value a : stored Shard(0)\ninput x : stored auto", [("PLC209", 2, 11), ("PLC209", 3, 11)]),
+    (HEAD + "output o : stored Shard(0)", [("PLC209", 2, 12)]),
+    (HEAD + "param a : Shard(0, zigzag)\nvalue v : Shard(out, zigzag)", [("PLC211", 2, 11), ("PLC211", 3, 11)]),
+    (HEAD + "input x : [seq], Shard(seq, zigzag)\nvalue v : Shard(seq, zigzag)", []),
+    # patterns that meet
+    (HEAD + "param a.* : Shard(0)\nparam a.b : Shard(1)", [("PLC201", 3, 13)]),
+    (HEAD + "param a.b : Shard(1)\nparam **.b : Shard(0)", [("PLC201", 3, 14)]),
+    (HEAD + "param {a,b}.w : Shard(1)\nparam {b,c}.w : Shard(0)", [("PLC201", 3, 17)]),
+    (HEAD + "param {a,b}.w : Shard(1)\nparam {b,a}.w : Shard(0)", [("PLC201", 3, 17)]),
+    (HEAD + "param h.[0-3].w : Shard(1)\nparam h.2.w : Shard(0)\nparam h.4.w : Shard(0)", [("PLC201", 3, 15)]),
+    (TWO + "param a.* : Shard(0) @ tp\nparam a.b : Shard(1) @ dp", []),
+    (HEAD + "param a.* : Shard(0)\nparam a.b : Shard(0)", []),
+    (HEAD + "value a.* : Shard(0)\nvalue a.b : Partial", [("PLC202", 3, 13)]),
+    # links
+    ("mesh tp over fast\nlink fast = 1 GB/s, 1 us", []),
+    (HEAD + "link fast = 1 GB/s, 1 us", [("PLC114", 2, 6)]),
+    ("mesh tp over ib\nlink ib = 1 GB/s, 1 us", [("PLC112", 2, 6)]),
+    ("mesh tp over a\nlink a = 1 GB/s, 1 us\nlink a = 2 GB/s, 1 us", [("PLC112", 3, 6)]),
+    # constraints
+    ("limit memory 60 GB\nlimit memory 50 GB", [("PLC112", 2, 7)]),
+    ("limit time 60 GB", [("PLC117", 1, 7)]),
+    ("strategy a : ring @ cp", [("PLC111", 1, 1)]),
+    (HEAD + "strategy a : ring @ cp", [("PLC101", 2, 21)]),
+    (TWO + "strategy a : ring", [("PLC113", 3, 14)]),
+    (TWO + "expect a : all_gather <= 2\nexpect a : all_gather @ x <= 2", [("PLC101", 4, 25)]),
+    (HEAD + "expect a : gather <= 2", [("PLC116", 2, 12)]),
+    (HEAD + "strategy a : ring\nstrategy a : ulysses @ tp", [("PLC304", 3, 14)]),
+    (TWO + "strategy a : ring @ tp\nstrategy a : ulysses @ dp", []),
+    ("lower a : overlap = ring, reduce = float32\nlower b : overlap = none", []),
+    ("lower a : overlap = ring\nlower a : overlap = none", [("PLC304", 2, 21)]),
+    ("lower a : overlap = ring, overlap = none", [("PLC112", 1, 27)]),
+    ("lower a : overlap = 2, speed = ring", [("PLC115", 1, 21), ("PLC115", 1, 24)]),
+    (HEAD + "expect a : all_gather <= 2\nexpect a : all_gather <= 2", [("PLC119", 3, 1)]),
+    # dims
+    ("input a : [x, y, x, x]", [("PLC118", 1, 18), ("PLC118", 1, 21)]),
+    ("param a : [x, y]\nparam a : [y, x]\nparam b : [y, x]", [("PLC112", 2, 7)]),
+    ("output o, o : auto", [("PLC112", 1, 11), ("PLC111", 1, 15)]),
     (HEAD + "input a : [x], Shard(out)", [("PLC103", 2, 22)]),
     (HEAD + "param a : [x], Shard(out)", []),
     (HEAD + "param a : [x], Shard(y)\nvalue v : Shard(x)", [("PLC103", 2, 22)]),
@@ -52,3 +98,27 @@ def test_check(text, expected):
     except PlacementError as error:
         found = error.diagnostics
     assert [(d.code, d.line, d.column) for d in found] == expected
+
+
+def test_a_warning_is_no_error():
+    (found,) = check(parse("mesh tp\nlink fast = 1 GB/s, 1 us"))
+    assert (found.severity, found.message) == ("warning", "link 'fast' is never used")
+
+
+def test_patterns_are_compared_in_linear_time(monkeypatch):
+    """A path meets few patterns in practice; where it meets all, comparing ends and is left to the model."""
+    tried = []
+    monkeypatch.setattr(
+        "placement.lang.conflicts.compile_pattern", lambda text: tried.append(text) or compile_pattern(text)
+    )
+
+    def comparisons(n, pattern):
+        tried.clear()
+        lines = [f"param {pattern.format(i)} : Shard(0)\nparam m{i}.w{i} : Shard(0)\n" for i in range(n)]
+        check(parse("mesh tp\n" + "".join(lines)))
+        return len(tried)
+
+    assert comparisons(100, "m{0}.*.w{0}") == 100
+    assert comparisons(1000, "m{0}.*.w{0}") == 1000
+    assert comparisons(1000, "**.{{w{0},v{0}}}") == 1000
+    assert comparisons(1000, "*.*w{0}") == 100_000

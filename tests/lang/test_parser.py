@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from fractions import Fraction
 
 import pytest
 
@@ -23,6 +24,8 @@ from placement.types import Auto, Partial, Replicate, Shard
 DESIGN = """\
 # Tensor and sequence parallelism for a Llama-style decoder.
 mesh tp = 8 over nvlink                    # size and link may be left out: then the mesh decides
+mesh cp = 2 over fast
+link fast = 450 GB/s, 3 us                 # a link of one's own; nvlink, ib, pcie, host are known
 device h100                                # roofline for compute and the memory's size
 
 input input_ids, labels : [batch, seq]                         # names dims
@@ -35,8 +38,13 @@ within model.layers.* {
   param mlp.down_proj.weight          : Shard(in) @ tp
   value {input,post_attention}_layernorm : Shard(seq) @ tp     # a module's output (its first tensor)
 }
-output loss   : Replicate                  # the default for every output
+output loss   : Replicate @ tp             # the default for every output
 output logits : Shard(vocab) @ tp
+
+strategy model.layers.*.self_attn : ring @ cp              # insist on an implementation of an op
+lower model.layers.* : overlap = ring, gathered = again, reduce = float32    # how it is emitted
+limit memory 60 GB                                         # a constraint on the plan
+expect model.layers.* : all_gather @ tp forward <= 2       # a budget that `check` holds
 """
 
 
@@ -58,7 +66,10 @@ def test_the_design_example():
         str(spec)
         == """\
 mesh tp = 8 over nvlink
+mesh cp = 2 over fast
+link fast = 450 GB/s, 3 us
 device h100
+limit memory 60 GB
 input input_ids, labels : [batch, seq]
 param model.embed_tokens.weight : [vocab, hidden], Shard(vocab) @ tp
 param model.layers.*.self_attn.{q,k,v}_proj.weight : Shard(out) @ tp
@@ -66,11 +77,15 @@ param model.layers.*.self_attn.o_proj.weight : Shard(in) @ tp
 param model.layers.*.mlp.{gate,up}_proj.weight : Shard(out) @ tp
 param model.layers.*.mlp.down_proj.weight : Shard(in) @ tp
 value model.layers.*.{input,post_attention}_layernorm : Shard(seq) @ tp
-output loss : Replicate
+output loss : Replicate @ tp
 output logits : Shard(vocab) @ tp
+strategy model.layers.*.self_attn : ring @ cp
+lower model.layers.* : overlap = ring, gathered = again, reduce = float32
+expect model.layers.* : all_gather @ tp forward <= 2
 """
     )
-    assert [s.span.line for s in spec.statements] == [2, 3, 5, 6, 9, 10, 11, 12, 13, 15, 16]
+    lines = [s.span.line for s in spec.statements]
+    assert lines == [2, 3, 4, 5, 22, 7, 8, 11, 12, 13, 14, 15, 17, 18, 20, 21, 23]
     assert parse(str(spec)) == spec
     assert spec.file == "llama.plc"
     assert spec.sources == {"llama.plc": DESIGN}
@@ -151,6 +166,70 @@ def test_placements(text, placement):
     assert placed.span == Span("<string>", 1, 14, 1, 14 + len(text))
 
 
+def test_stored():
+    text = "param a : [x, y], stored Shard(0) @ dp, Shard(y) @ tp, stored auto"
+    line = only(text)
+    assert isinstance(line, ParamLine)
+    assert [(p.placement, p.axis, p.stored) for p in line.placed] == [
+        (Shard(0), "dp", True),
+        (Shard("y"), "tp", False),
+        (Auto(), None, True),
+    ]
+    assert [text_at(text, p.span) for p in line.placed] == ["stored Shard(0) @ dp", "Shard(y) @ tp", "stored auto"]
+    assert line != only(text.replace("stored Shard", "Shard"))
+
+
+@pytest.mark.parametrize(
+    ("text", "printed", "bandwidth", "latency"),
+    [
+        ("link a = 450 GB/s, 3 us", "link a = 450 GB/s, 3 us", 450 * 10**9, Fraction(3, 10**6)),
+        ("link a=450GB/s,3us", "link a = 450 GB/s, 3 us", 450 * 10**9, Fraction(3, 10**6)),
+        ("link a = 400 Gbit/s, 0.5 ms", "link a = 400 Gbit/s, 0.5 ms", 50 * 10**9, Fraction(1, 2000)),
+        ("link a = 1.5 GiB/s, 20 ns", "link a = 1.5 GiB/s, 20 ns", 3 * 2**29, Fraction(1, 5 * 10**7)),
+    ],
+)
+def test_link(text, printed, bandwidth, latency):
+    (line,) = parse(text).links
+    assert str(line) == printed
+    assert (line.name, line.bandwidth.amount, line.latency.amount) == ("a", bandwidth, latency)
+    assert text_at(text, line.latency.span) == text.split(",")[1].strip()
+
+
+def test_limit():
+    (line,) = parse("limit memory 60 GiB").limits
+    assert (line.resource, line.most.number, line.most.unit, line.most.amount) == ("memory", "60", "GiB", 60 * 2**30)
+
+
+def test_strategy():
+    (line,) = parse("within a {\n strategy b.* : ring @ cp\n}").strategies
+    assert (str(line.pattern), line.name, line.axis) == ("a.b.*", "ring", "cp")
+    assert only("strategy a : ring").axis is None
+
+
+def test_lower():
+    text = "lower a.* : overlap = ring, depth = 2"
+    (line,) = parse(text).lowers
+    assert [(s.key, s.value) for s in line.settings] == [("overlap", "ring"), ("depth", "2")]
+    assert [text_at(text, s.span) for s in line.settings] == ["overlap = ring", "depth = 2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "axis", "direction", "comparison", "amount"),
+    [
+        ("expect a : all_gather @ tp forward <= 2", "tp", "forward", "<=", 2),
+        ("expect a : all_gather @ forward == 0", "forward", None, "==", 0),
+        ("expect a : all_gather backward > 3", None, "backward", ">", 3),
+        ("expect a : all_gather < 2 MiB", None, None, "<", 2 * 2**20),
+        ("expect a : all_gather>=1.5kB", None, None, ">=", 1500),
+    ],
+)
+def test_expect(text, axis, direction, comparison, amount):
+    (line,) = parse(text).expects
+    assert (line.collective, line.axis, line.direction) == ("all_gather", axis, direction)
+    assert (line.comparison, line.bound.amount) == (comparison, amount)
+    assert parse(str(line)).expects == (line,)
+
+
 def test_output():
     line = only("output loss, 0 : Replicate")
     assert isinstance(line, OutputLine)
@@ -200,6 +279,7 @@ def test_braces_of_a_path_next_to_those_of_a_block():
         "input a, b :\n  [x, y]",
         "input a, b : [ # dims\n\n  x, # one\n  y\n]",
         "input\ta, b : [x, y] # done",
+        "input a, b :\n\t[x,\r\n y]",
     ],
 )
 def test_a_statement_goes_on_while_it_is_open(text):

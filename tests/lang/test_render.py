@@ -1,5 +1,6 @@
 """How diagnostics look: carets under the fault, whatever stands before it."""
 
+import json
 import re
 import unicodedata
 
@@ -32,10 +33,10 @@ def test_the_whole_form():
         == """\
 error[PLC101]: unknown axis 'x'
   --> a.plc:12:11
-  ::: model.py:7
    |
 12 | value a @ x : auto
    |           ^
+  ::: model.py:7
    = help: did you mean 'tp'?
    = note: a fact
 
@@ -141,3 +142,88 @@ def test_near():
     assert near("xyz", ["mesh"]) == []
     assert did_you_mean("abcd", ["abce", "abcf", "abcg"]).count("'") == 4
     assert did_you_mean("abcd", ["xyz"]) is None
+
+
+FOUND = (
+    Diagnostic("PLC101", "unknown axis 'x'", at(2, 9, 10, end_line=2), "50% did:\nmean 'tp'", ("a, fact",), "m.py:7"),
+    Diagnostic("PLC208", "several\nlines", None, severity="note"),
+    Diagnostic("PLC407", "an op", None, None, (), "lib/m.py:7"),
+    Diagnostic("PLC203", "odd", at(1, 3, 2, end_line=2, file="b,c:d.plc"), severity="warning"),
+)
+
+
+def test_concise_is_a_line_each():
+    assert render(FOUND, {}, form="concise").split("\n") == [
+        "a.plc:2:9: error[PLC101]: unknown axis 'x'",
+        "note[PLC208]: several lines",
+        "lib/m.py:7: error[PLC407]: an op",
+        "b,c:d.plc:1:3: warning[PLC203]: odd",
+    ]
+
+
+def test_github_takes_commands_with_everything_escaped():
+    text = "unknown axis 'x'%0Ahelp: 50%25 did:%0Amean 'tp'%0Anote: a, fact%0Amodel: m.py:7"
+    assert render(FOUND, {}, form="github").split("\n") == [
+        f"::error title=PLC101,file=a.plc,line=2,endLine=2,col=9,endColumn=10::{text}",
+        "::notice title=PLC208::several%0Alines",
+        "::error title=PLC407,file=lib/m.py,line=7::an op",
+        "::warning title=PLC203,file=b%2Cc%3Ad.plc,line=1,endLine=2::odd",
+    ]
+
+
+def test_json_has_every_field_of_every_diagnostic():
+    document = json.loads(render(FOUND, {}, form="json"))
+    assert document["format_version"] == 1
+    assert len(document["diagnostics"]) == len(FOUND)
+    assert document["diagnostics"][0] == {
+        "code": "PLC101",
+        "severity": "error",
+        "message": "unknown axis 'x'",
+        "hint": "50% did:\nmean 'tp'",
+        "notes": ["a, fact"],
+        "file": "a.plc",
+        "line": 2,
+        "column": 9,
+        "end_line": 2,
+        "end_column": 10,
+        "model_line": "m.py:7",
+        "page": "docs/diagnostics/PLC101.md",
+    }
+    assert json.loads(render([], {}, form="json")) == {"format_version": 1, "diagnostics": []}
+
+
+def test_both_places_are_shown_where_there_are_two(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.py").write_text("\n" * 104 + "    y = odd(x)  # here\n")
+    place = f"{tmp_path / 'model.py'}:105"
+    diagnostic = Diagnostic("PLC402", "no rule for 'odd'", at(1, 7, 8), "state one", (), place)
+    assert (
+        render([diagnostic], {"a.plc": "value a : auto"})
+        == """\
+error[PLC402]: no rule for 'odd'
+   --> a.plc:1:7
+    |
+  1 | value a : auto
+    |       ^
+   ::: model.py:105
+    |
+105 |     y = odd(x)  # here
+    |     ^^^^^^^^^^^^^^^^^^
+    = help: state one"""
+    )
+
+
+def test_messages_wrap_below_themselves():
+    text = render([Diagnostic("PLC203", "a dim of a size " * 12)], {}, width=60)
+    assert max(map(len, text.split("\n"))) <= 60
+    assert text.split("\n")[1].startswith(" " * len("error[PLC203]: ") + "size a ")
+
+
+def test_only_errors_are_raised():
+    found = Diagnostics()
+    found.extend([Diagnostic("PLC203", "m", severity="warning"), Diagnostic("PLC208", "m", severity="note")])
+    found.raise_if_any()
+    found.error("PLC003", "m")
+    with pytest.raises(PlacementError) as caught:
+        found.raise_if_any()
+    assert str(caught.value) == "error[PLC003]: m\n\nwarning[PLC203]: m\n\nnote[PLC208]: m"

@@ -21,7 +21,8 @@ placements = st.one_of(
         st.sampled_from(["", ", zigzag", ", contiguous"]),
     ),
 )
-placed = st.builds(lambda p, axis: p if axis is None else f"{p} @ {axis}", placements, st.one_of(st.none(), words))
+at = st.one_of(st.just(""), words.map(" @ {}".format))
+placed = st.builds("{}{}{}".format, st.sampled_from(["", "", "stored "]), placements, at)
 
 
 @st.composite
@@ -38,6 +39,22 @@ inner = st.one_of(
     st.builds("param {} : {}".format, paths, tails()),
     st.builds("value {} : {}".format, paths, st.lists(placed, min_size=1, max_size=2).map(", ".join)),
 )
+settings_ = st.lists(st.builds("{} = {}".format, words, words), min_size=1, max_size=3).map(", ".join)
+bounds = st.sampled_from(["2", "0", "2 MiB", "1.5GB"])
+inner = st.one_of(
+    inner,
+    st.builds("strategy {} : {}{}".format, paths, words, at),
+    st.builds("lower {} : {}".format, paths, settings_),
+    st.builds(
+        "expect {} : {}{} {} {} {}".format,
+        paths,
+        words,
+        at,
+        st.sampled_from(["", "forward", "backward"]),
+        st.sampled_from(["<=", "<", "==", ">=", ">"]),
+        bounds,
+    ),
+)
 blocks = st.recursive(
     inner,
     lambda inside: st.builds(
@@ -53,6 +70,8 @@ statements = st.one_of(
     st.builds("mesh {}{}{}".format, words, st.sampled_from(["", " = 8"]), st.sampled_from(["", " over ib"])),
     st.builds("input {} : {}".format, names, tails()),
     st.builds("output {} : {}".format, names, placed),
+    st.builds("link {} = {}, {}".format, words, st.sampled_from(["1 GB/s", "4.5Gbit/s"]), st.sampled_from(["3 us"])),
+    st.builds("limit {} {}".format, words, st.sampled_from(["60 GB", "1 TiB"])),
 )
 texts = st.lists(st.builds("{}{}".format, blanks, statements), max_size=6).map("\n".join)
 

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from placement.lang.diagnostics import Diagnostic
 from placement.lang.parser import parse
+from placement.lang.spec import Span
 from placement.report import explain_data, to_json
 from placement.report.facts import facts, told_files
 from placement.report.names import visible
@@ -172,9 +174,8 @@ def test_time_and_proof_are_the_solvers(plan):
 def test_no_folder_of_a_machine_is_told():
     here, there = make(SEQUENCE), make(SEQUENCE, file="/somewhere/else/net.plc")
     assert to_json(here) == to_json(there)
-    noted = dataclasses.replace(
-        there, bound=dataclasses.replace(there.bound, notes=("/somewhere/else/net.plc:3:1: so",))
-    )
+    note = Diagnostic("PLC203", "so", Span("/somewhere/else/net.plc", 3, 1, 3, 2), severity="note")
+    noted = dataclasses.replace(there, bound=dataclasses.replace(there.bound, notes=(note,)))
     assert facts(noted).notes == ("net.plc:3:1: so",)
 
 

@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from placement.lang.diagnostics import Diagnostic
 from placement.report import to_dot, to_html
 from placement.report.dot import _quoted
 from placement.report.facts import facts
@@ -75,7 +76,8 @@ def test_page_tells_every_item_parameter_and_module(plan):
 
 def test_page_escapes_what_it_is_given():
     plan = make(SEQUENCE)
-    noted = dataclasses.replace(plan, bound=dataclasses.replace(plan.bound, notes=("<script>alert(1)</script>",)))
+    note = Diagnostic("PLC203", "<script>alert(1)</script>", severity="note")
+    noted = dataclasses.replace(plan, bound=dataclasses.replace(plan.bound, notes=(note,)))
     text = to_html(noted)
     assert "<script>alert" not in text
     assert "&lt;script&gt;alert(1)" in text

@@ -39,7 +39,7 @@ def test_a_model_that_does_not_pickle_is_refused() -> None:
     class Local(small.Block):
         pass
 
-    with pytest.raises(placement.PlacementError, match=r"cannot be sent to processes: .*Local"):
+    with pytest.raises(placement.PlacementError, match=r"(?s)cannot be sent to processes: .*Local"):
         verify(Local())
 
 

@@ -1,0 +1,155 @@
+"""``placement fmt``: the one layout of specs."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+
+from placement.commands.options import debug_option
+from placement.commands.shared import AT_FAULT, FINE, STDIN, STDIN_NAME, Failed
+from placement.lang.diagnostics import Diagnostic, PlacementError
+from placement.lang.render import render
+from placement.terminal import colored, width
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What became of the files."""
+
+    changed: list[str] = field(default_factory=list[str])
+    kept: int = 0
+    faults: list[Diagnostic] = field(default_factory=list[Diagnostic])
+    sources: dict[str, str] = field(default_factory=dict[str, str])
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option("--check", "only_check", is_flag=True, help="Write nothing; exit with 1 if a file would change.")
+@click.option("--diff", is_flag=True, help="Write nothing; show what would change.")
+@debug_option
+def fmt(paths: tuple[str, ...], only_check: bool, diff: bool) -> int:
+    """Lay out specs the one way.
+
+    PATH is a spec, a folder with specs below it, or - for stdin to stdout. A file that does not parse stays as it is.
+    """
+    if STDIN in paths and len(paths) > 1:
+        raise click.UsageError("- stands alone: the result of stdin goes to stdout")
+    outcome = _Outcome()
+    for path in _files(paths):
+        try:
+            _one(path, outcome, only_check=only_check, diff=diff)
+        except PlacementError as error:
+            outcome.faults += error.diagnostics
+            outcome.sources |= error.sources
+    if outcome.faults:
+        text = render(outcome.faults, outcome.sources, color=colored(sys.stderr), width=width())
+        click.echo(text, err=True)
+    if paths != (STDIN,) or only_check:
+        _tell(outcome, written=not (only_check or diff))
+    return AT_FAULT if outcome.faults or (only_check and outcome.changed) else FINE
+
+
+def _files(paths: tuple[str, ...]) -> Iterator[str]:
+    """The files that the arguments name, each once. Hidden folders are left out, such as those of tools."""
+    seen: set[str] = set()
+    for path in paths:
+        for file in _below(path) if os.path.isdir(path) else [path]:  # noqa: PTH112 - text stays as it was typed
+            identity = os.path.realpath(file)
+            if identity not in seen:
+                seen.add(identity)
+                yield file
+
+
+def _below(folder: str) -> list[str]:
+    found: list[str] = []
+    for place, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found += [os.path.join(place, name) for name in sorted(files) if name.endswith(".plc")]  # noqa: PTH118
+    return found
+
+
+def _one(path: str, outcome: _Outcome, *, only_check: bool, diff: bool) -> None:
+    """Format one file. Raises PlacementError where it cannot be read or does not parse."""
+    from placement.lang.format import format_text  # noqa: PLC0415 - --help needs no parser
+
+    file = STDIN_NAME if path == STDIN else path
+    content = _content(path, file)
+    before = content.decode("utf-8-sig")
+    after = format_text(before, file)
+    changed = after.encode() != content
+    if changed:
+        outcome.changed.append(file)
+    else:
+        outcome.kept += 1
+    if diff:
+        click.echo(_diff(before, after, file), nl=False)
+    elif path == STDIN and not only_check:
+        sys.stdout.buffer.write(after.encode())
+        sys.stdout.buffer.flush()
+    elif changed and not only_check:
+        _replace(path, after)
+
+
+def _content(path: str, file: str) -> bytes:
+    """The bytes of a file that are UTF-8. Raises PlacementError where it cannot be read, or is not."""
+    from placement.lang.parser import load  # noqa: PLC0415 - --help needs no parser
+
+    try:
+        content = sys.stdin.buffer.read() if path == STDIN else Path(path).read_bytes()
+    except (OSError, ValueError):  # ValueError: a NUL in the path
+        load(path)  # fails as well, and says why as a diagnostic
+        raise
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        load(file, read=lambda _: content)
+        raise
+    return content
+
+
+def _diff(before: str, after: str, file: str) -> str:
+    import difflib  # noqa: PLC0415 - only this option needs it
+
+    lines = difflib.unified_diff(_kept(before), _kept(after), file, f"{file} (formatted)")
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+
+
+def _kept(text: str) -> list[str]:
+    """Lines with their ends: what only LF ends, for all else is a difference to show."""
+    return [line for line in text.replace("\n", "\n\0").split("\0") if line]
+
+
+def _replace(path: str, text: str) -> None:
+    """Put the text in the place of a file at once, so that no reader and no crash meets half of it. Raises Failed."""
+    import tempfile  # noqa: PLC0415 - only a file that changes needs it
+
+    target = os.path.realpath(path)  # a link stays a link
+    temporary = None
+    try:
+        status = Path(target).stat()
+        if not os.access(target, os.W_OK):
+            raise PermissionError(13, "Permission denied")
+        handle, temporary = tempfile.mkstemp(dir=Path(target).parent, prefix=".", suffix=".plc.tmp")
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(text.encode())
+        Path(temporary).chmod(stat.S_IMODE(status.st_mode))
+        Path(temporary).replace(target)
+        temporary = None
+    except OSError as error:
+        raise Failed(f"{path}: {error.strerror}") from error
+    finally:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+
+
+def _tell(outcome: _Outcome, *, written: bool) -> None:
+    for file in outcome.changed:
+        click.echo(f"{'formatted' if written else 'would format'} {file}", err=True)
+    if not outcome.changed and not outcome.faults:
+        click.echo("nothing to format" if outcome.kept else "no .plc files there", err=True)

@@ -1,0 +1,67 @@
+"""What to say where a statement does not go on as the grammar has it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from placement.lang.diagnostics import Diagnostics
+from placement.lang.lalr import END, UnexpectedTokenError
+from placement.lang.source import Source
+from placement.lang.split import KEYWORDS, Raw
+
+_FOUND = r"(?s)\w[\w.]*|\"[^\"\n\r]*\"|."  # compiled by the first fault
+_PUNCTUATION = frozenset('{}()[]:,=@*.+-"<>/')
+
+_EXPECTED = {  # terminals in the words of a message, in the order in which a message lists them
+    END: "the end of the line",
+    "NAME": "a name",
+    "ITEM": "a name",
+    "DIM": "a dim's name",
+    "NUMBER": "a number",
+    "QUANTITY": "a number",
+    "PATH": "a path",
+    "KIND": "a placement",
+    "COLLECTIVE": "a collective",
+    "SETTING": "a word or a number",
+    "STRING": "a file name in double quotes",
+    "DIRECTION": "'forward' or 'backward'",
+    "COMPARISON": "a comparison such as '<='",
+    "LSQB": "'['",
+    "LPAR": "'('",
+    "EQUAL": "'='",
+    "_OVER": "'over'",
+    "COLON": "':'",
+    "COMMA": "','",
+    "AT": "'@'",
+    "RPAR": "')'",
+    "RSQB": "']'",
+}
+
+
+def report(fault: UnexpectedTokenError, text: str, raw: Raw, source: Source, found: Diagnostics) -> None:
+    """Say what was expected at the place where the parser stopped in ``text``, and what stands there."""
+    match = re.compile(_FOUND).match(text, fault.start)
+    end = match.end() if match else fault.start
+    span = source.span(raw.start + fault.start, raw.start + end)
+    there = match.group() if match else ""
+    accepted = {name for name in fault.accepted if name in _EXPECTED}
+    if END in accepted and there in KEYWORDS:
+        found.error("PLC009", "a statement starts on a line of its own", span, hint="begin a new line here")
+    elif there and not (there[0].isalnum() or there[0] in _PUNCTUATION or there[0] == "_"):
+        hint = "strings stand in double quotes" if there == "'" else None
+        found.error("PLC004", f"unexpected character {there!r}", span, hint=hint)
+    else:
+        expected = _listed(words for name, words in _EXPECTED.items() if name in accepted)
+        code = "PLC013" if accepted in ({"NUMBER"}, {"QUANTITY"}) else "PLC003"
+        shown = f"found {_quoted(there)}" if there else "found the end of the statement"
+        found.error(code, f"expected {expected}, {shown}", span)
+
+
+def _listed(words: Iterable[str]) -> str:
+    unique = list(dict.fromkeys(words))
+    return unique[0] if len(unique) == 1 else f"{', '.join(unique[:-1])} or {unique[-1]}"
+
+
+def _quoted(token: str) -> str:
+    return token if token.startswith('"') and len(token) > 1 else f"'{token}'"

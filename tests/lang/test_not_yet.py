@@ -1,0 +1,69 @@
+"""What the compiler cannot do yet is refused at binding, each thing once, and nowhere before."""
+
+from fractions import Fraction
+
+import pytest
+
+from placement.lang import PlacementError, check, parse
+from placement.lang.diagnostics import Diagnostics
+from placement.solver.unsupported import refuse
+
+HEAD = "mesh tp = 4\ninput x : [batch, seq]\n"
+
+CASES = [
+    ("mesh cp", "PLC206", "a second mesh axis 'cp' is not supported yet", "cp"),
+    ("param a : Replicate, stored auto", "PLC206", "'stored' is not supported yet", "stored auto"),
+    ("param a : stored Shard(0)", "PLC206", "'stored' is not supported yet", "stored Shard(0)"),
+    ("param a : auto @ tp", "PLC206", "a parameter left to the solver is not supported yet", "auto @ tp"),
+    ("input y : auto", "PLC206", "an input left to the solver is not supported yet", "auto"),
+    ("value a : Shard(seq, zigzag)", "PLC206", "the zigzag order is not supported yet", "Shard(seq, zigzag)"),
+    ("strategy a : ring @ tp", "PLC303", "choosing the implementation 'ring' is not supported yet", "ring"),
+    ("lower a : overlap = ring", "PLC303", "setting 'overlap = ring' is not supported yet", "overlap = ring"),
+    ("limit memory 60 GB", "PLC303", "a limit on memory is not supported yet", "memory"),
+    ("expect a : all_gather <= 2", "PLC303", "a budget of collectives is not supported yet", "all_gather"),
+]
+
+
+def refused(text):
+    found = Diagnostics()
+    refuse(parse(text), found)
+    return found.sorted()
+
+
+@pytest.mark.parametrize(("line", "code", "message", "covered"), CASES, ids=[case[0] for case in CASES])
+def test_what_is_missing_is_named(line, code, message, covered):
+    (fault,) = refused(HEAD + line)
+    assert (fault.code, fault.message) == (code, message)
+    assert (fault.line, line[fault.column - 1 : fault.span.end_column - 1]) == (3, covered)
+    assert fault.hint or fault.notes
+
+
+def test_what_is_supported_is_not_refused():
+    assert refused(HEAD + "param a : Shard(0)\nvalue b : auto\noutput o : auto, Partial\ndevice h100") == ()
+
+
+def test_all_at_once_at_binding_and_none_by_the_check():
+    import placement
+    from examples.mlp.model import build
+
+    text = "mesh tp = 2\ninput x, target : [batch, seq, width]\nlimit memory 1 GB\nexpect ** : all_gather <= 0\n"
+    assert check(parse(text)) == ()
+    model, example = build()
+    with pytest.raises(PlacementError) as caught:
+        placement.plan(model, {"tp": 2}, parse(text), example=example)
+    assert [(d.code, d.line) for d in caught.value.diagnostics] == [("PLC303", 3), ("PLC303", 4)]
+
+
+def test_a_link_of_ones_own_is_priced():
+    import placement
+    from examples.mlp.model import build
+
+    def times(link):
+        text = f"mesh tp = 2 over {link}\nlink slow = 1 MB/s, 1 s\ninput x, target : [batch, seq, width]\n"
+        text += "param blocks.*.up.weight : Shard(out) @ tp\n"
+        model, example = build()
+        machine = placement.plan(model, {"tp": 2}, parse(text), example=example).bound.machine
+        return machine.link.bandwidth, machine.link.latency
+
+    assert times("slow") == (10**6, 1)
+    assert times("ib") == (50 * 10**9, Fraction(20, 10**6))
