@@ -15,9 +15,10 @@ from placement.emit.members import refuse_names
 from placement.emit.module import instantiate, load
 from placement.emit.source import write
 from placement.graph.capture import capture
+from placement.graph.example import Example as Captured
 from placement.lang import parser
 from placement.lang.check import check as check_spec
-from placement.lang.diagnostics import Diagnostic, PlacementError
+from placement.lang.diagnostics import Diagnostic, Diagnostics, PlacementError
 from placement.lang.spec import Spec
 from placement.propose import mended
 from placement.report import explain_text, to_html, to_json
@@ -25,6 +26,7 @@ from placement.report.dot import to_dot
 from placement.runtime import Program, Simulated, SimulatedMesh
 from placement.solver.bind import bind
 from placement.solver.build import plan as solve
+from placement.solver.inputs import check_inputs
 from placement.solver.plan import Plan
 from placement.types import Shard
 
@@ -65,8 +67,10 @@ def plan(
         str(name): tuple(map(str, line.dims)) for line in spec.inputs if line.dims is not None for name in line.names
     }
     started = time.perf_counter()
+    given = _global(example, spec, mesh)
     try:
-        graph = capture(model, _global(example, spec, mesh), dims)
+        _check_inputs(model, given, spec)
+        graph = capture(model, given, dims)
     except PlacementError as error:
         raise PlacementError(error.diagnostics, spec.sources) from error.__cause__
     refuse_names(graph, axes, spec)
@@ -79,6 +83,14 @@ def plan(
         raise mended(error, graph, spec, axes, device_type=device_type or kind, sizes=sizes) from error.__cause__
     stages = {"capture": captured - started, "bind": binding - captured, **made.stages}
     return dataclasses.replace(made, stages=stages)
+
+
+def _check_inputs(model: torch.nn.Module, example: Example, spec: Spec) -> None:
+    """The spec's ``input`` lines against the example, before a capture that takes seconds."""
+    flat = Captured.of(model, example)
+    found = Diagnostics()
+    check_inputs(spec, {n: tuple(t.shape) for n, t in zip(flat.names, flat.tensors, strict=True)}, found)
+    found.raise_if_any(spec.sources)
 
 
 def _axes(mesh: Mesh) -> tuple[dict[str, int], str]:
@@ -138,8 +150,9 @@ def compile(  # noqa: A001 - the name users know from torch; what a program depe
     made = plan(model, mesh, spec, example=example, sizes=sizes)
     started = time.perf_counter()
     source = write(made, spec.file)
-    program = instantiate(source, made.graph, mesh, reduce_dtype)
-    load(program, model, made.graph)
+    with torch.inference_mode(mode=False):  # parameters made in inference mode could never be trained
+        program = instantiate(source, made.graph, mesh, reduce_dtype)
+        load(program, model, made.graph)
     made = dataclasses.replace(made, stages={**made.stages, "emit": time.perf_counter() - started})
     program.plan = made  # type: ignore[assignment]
     program.source = source.text  # type: ignore[assignment]

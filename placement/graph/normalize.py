@@ -177,6 +177,17 @@ def _expand(_: _Builder, node: Node) -> Value | None:
     return source if source.shape == result.shape else None
 
 
+def _copy(builder: _Builder, node: Node) -> Value:
+    """What ``copy_`` leaves behind: the source, in the dtype and shape of the target."""
+    source, (result,) = node.args[1], node.results
+    if source.dtype != result.dtype:
+        cast = dataclasses.replace(source, name=f"{result.name}_cast", dtype=result.dtype)
+        source = builder.make(node, aten.to.dtype, (source, result.dtype), cast, "_cast")
+    if source.shape == result.shape:
+        return source
+    return builder.make(node, aten.expand.default, (source, result.shape), result)
+
+
 def _slice(_: _Builder, node: Node) -> Value | None:
     source, (result,) = node.args[0], node.results
     dim = _argument(node, 1, "dim", 0)
@@ -256,6 +267,7 @@ _REWRITES: dict[Any, Rewrite] = {
     aten.squeeze: _regroup,
     aten.expand: _expand,
     aten.expand_as: _expand,
+    aten.copy: _copy,
     aten.slice: _slice,
     aten.dropout: _dropout,
     aten.native_dropout: _dropout,

@@ -79,6 +79,46 @@ def _matmul(node: Node) -> Signature:
 rule(aten.matmul, _matmul, flops=twice_all, code="{self} @ {other}")
 
 
+def _einsum(node: Node) -> Signature | None:
+    """The equation itself; None where an operand has a letter twice, which takes a diagonal."""
+    inputs, arrow, output = arguments(node)["equation"].replace(" ", "").partition("->")
+    terms = inputs.split(",")
+    if not arrow:  # letters that stand once, in order
+        letters = sorted(letter for letter in inputs if letter.isalpha() and inputs.count(letter) == 1)
+        output = "..." * ("..." in inputs) + "".join(letters)
+    ranks = [len(v.shape) - len(term.replace("...", "")) for v, term in zip(node.operands, terms, strict=True)]
+    most = max((rank for rank, term in zip(ranks, terms, strict=True) if "..." in term), default=0)
+    operands = [_term(term, rank) for term, rank in zip(terms, ranks, strict=True)]
+    if any(len(set(dims)) < len(dims) for dims in operands):
+        return None
+    extent = {
+        letter: size
+        for value, dims in zip(node.operands, operands, strict=True)
+        for letter, size in zip(dims, value.shape, strict=True)
+        if size != 1
+    }
+    return Signature(
+        tuple(
+            tuple(
+                () if size == 1 and letter in extent else (letter,) for letter, size in zip(dims, v.shape, strict=True)
+            )
+            for v, dims in zip(node.operands, operands, strict=True)
+        ),
+        (tuple((letter,) for letter in _term(output, most)),),
+        linear=frozenset(range(len(operands))),
+    )
+
+
+def _term(term: str, rank: int) -> tuple[str, ...]:
+    """The letters of one term; the dims of its ellipsis, of which there are ``rank``, align from the right."""
+    before, _, after = term.partition("...") if "..." in term else (term, "", "")
+    ellipsis = tuple(f"*{i}" for i in range(rank - 1, -1, -1)) if "..." in term else ()
+    return (*before, *ellipsis, *after)
+
+
+rule(aten.einsum, _einsum, flops=twice_all, code="torch.einsum({equation}, {tensors})")
+
+
 def _convolution(node: Node) -> Signature | None:
     """Parallel in batch and output channels, contracted over input channels; positions are needed whole.
 

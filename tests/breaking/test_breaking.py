@@ -239,3 +239,36 @@ def test_arguments_without_names_are_refused() -> None:
 
     with pytest.raises(placement.PlacementError, match="no names"):
         placement.compile(Starred(), MESH, "mesh tp\n", example=[given()])
+
+
+class Copies(nn.Module):
+    """Writes a result into a buffer of its own making, once of another dtype and shape."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(4, 8)
+
+    def forward(self, x):
+        h = self.up(x)
+        wide = torch.zeros(3, *h.shape).copy_(h)
+        return torch.zeros_like(h).copy_(h) + wide.sum(0)
+
+
+def test_what_is_copied_into_a_fresh_tensor_keeps_its_gradient():
+    model, x = Copies(), torch.randn(3, 4)
+    spec = "mesh tp\ninput x : [batch, width]\nparam up.{weight,bias} : Shard(out)\n"
+    program = placement.compile(model, placement.simulate(tp=2), spec, example={"x": x})
+    torch.testing.assert_close(program(x=x), model(x))
+    program(x=x).square().sum().backward()
+    model(x).square().sum().backward()
+    torch.testing.assert_close(program.full_gradients()["up.weight"], model.up.weight.grad)
+    assert not any("copy" in str(node.op) for node in program.plan.graph.nodes)
+
+
+def test_a_program_made_in_inference_mode_trains():
+    x = torch.randn(3, 4)
+    with torch.inference_mode():
+        spec = "mesh tp\ninput x : [batch, width]\nparam up.{weight,bias} : Shard(out)\n"
+        program = placement.compile(Copies(), placement.simulate(tp=2), spec, example={"x": x.clone()})
+    program(x=x).sum().backward()
+    assert set(program.full_gradients()) == {"up.weight", "up.bias"}
