@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 import sympy
 import torch
 import torch._dynamo.config
-import torch.export._trace  # what export imports when it is first called: a third of a second
+import torch.export._trace  # pyright: ignore[reportUnusedImport] - what a first export imports
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 HigherOrderOperator = torch._ops.HigherOrderOperator

@@ -177,6 +177,21 @@ def _expand(_: _Builder, node: Node) -> Value | None:
     return source if source.shape == result.shape else None
 
 
+def _filled(number: Any) -> Rewrite:
+    """``new_ones(x, size)`` takes nothing of x but its dtype and device."""
+
+    def rewrite(builder: _Builder, node: Node) -> Value:
+        (result,) = node.results
+        value = _argument(node, 2, "fill_value") if number is None else number
+        kwargs = {"dtype": result.dtype, "device": torch.device("cpu")}  # the emitter puts the program's own device
+        builder.nodes.append(
+            Node(node.name, aten.full.default, (result.shape, value), kwargs, (result,), node.stack, node.source)
+        )
+        return result
+
+    return rewrite
+
+
 def _copy(builder: _Builder, node: Node) -> Value:
     """What ``copy_`` leaves behind: the source, in the dtype and shape of the target."""
     source, (result,) = node.args[1], node.results
@@ -268,6 +283,9 @@ _REWRITES: dict[Any, Rewrite] = {
     aten.expand: _expand,
     aten.expand_as: _expand,
     aten.copy: _copy,
+    aten.new_full: _filled(None),
+    aten.new_ones: _filled(1),
+    aten.new_zeros: _filled(0),
     aten.slice: _slice,
     aten.dropout: _dropout,
     aten.native_dropout: _dropout,
