@@ -119,7 +119,10 @@ _SMALLEST = re.compile(r"\W*(2 <= \w+|1 < \w+|1 != \w+|\w+ >= 2|\w+ > 1|\w+ != 1
 
 def _always(text: str) -> bool:
     """Whether the guard holds whatever the sizes are."""
-    names = {name: sympy.Symbol(name, integer=True, positive=True) for name in re.findall(r"[A-Za-z_]\w*", text)}
+    names: dict[str, Any] = {
+        name: sympy.Symbol(name, integer=True, positive=True) for name in re.findall(r"[A-Za-z_]\w*", text)
+    }
+    names |= {"max": sympy.Max, "min": sympy.Min}
     return sympy.sympify(text, locals=names) in (True, sympy.true)  # pyright: ignore[reportCallIssue]
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
+import os
 import re
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -141,7 +143,7 @@ def _export(
     failure: Exception | None = None
     for preserved in (modules, ()):  # what modules returned is worth a second try, not a failure
         try:
-            with warnings.catch_warnings(), torch.enable_grad():
+            with warnings.catch_warnings(), _silent(), torch.enable_grad():
                 warnings.simplefilter("ignore")
                 return torch.export.export(
                     root,
@@ -155,18 +157,30 @@ def _export(
             break
         except Exception as error:  # noqa: BLE001 - whatever the model or export raises becomes the diagnostic
             failure = failure or error
-    text = str(failure).strip().splitlines()
-    raise PlacementError(
-        [
-            Diagnostic(
-                "PLC401",
-                f"the model could not be captured: {type(failure).__name__}: {text[0] if text else ''}",
-                hint="torch.export.export(model, args, strict=False) must accept the model and the example",
-                notes=tuple(text[1:12]),
-                model_line=_raised_at(failure),
-            )
-        ]
-    ) from failure
+    raise PlacementError([_not_captured(failure)]) from failure
+
+
+@contextlib.contextmanager
+def _silent() -> Generator[None]:
+    """Without what torch logs of an export that fails: the diagnostic says it. Asked for logs, torch still writes them."""
+    before = logging.root.manager.disable
+    logging.disable(before if os.environ.get("TORCH_LOGS") else logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def _not_captured(failure: Exception | None) -> Diagnostic:
+    text = [line for line in str(failure).strip().splitlines() if line.strip()]
+    place = _raised_at(failure)
+    if type(failure).__name__ == "GuardOnDataDependentSymNode":
+        message = "the model could not be captured: it branches on the values of a tensor, or takes a size from them"
+        hint = "compute both ways and choose with torch.where, or take the choice out of the model"
+        return Diagnostic("PLC401", message, hint=hint, notes=tuple(text[:1]), model_line=place)
+    message = f"the model could not be captured: {type(failure).__name__}: {text[0] if text else ''}"
+    hint = "torch.export.export(model, args, strict=False) must accept the model and the example"
+    return Diagnostic("PLC401", message, hint=hint, notes=tuple(text[1:12]), model_line=place)
 
 
 def _raised_at(error: BaseException | None) -> str | None:

@@ -357,12 +357,18 @@ def _freeze(work: _Inference, names: Mapping[str, list[_Part]]) -> Dims:
         for index, part in enumerate(resolved):
             label.setdefault(part.id, name if len(resolved) == 1 else f"{name}.{index}")
     made: dict[int, Factor] = {}
+    # What an op takes apart counts pieces of a dim only where the dim goes on after it.
+    counting = {
+        part.id for dims in work.values.values() for dim in dims for part in work.resolve(dim)[:-1] if part.piece
+    }
 
     def freeze(parts: Iterable[_Part]) -> Factors:
         result = []
         for part in work.resolve(parts):
             if part.id not in made:
-                made[part.id] = Factor(part.id, _size(part.size), label.get(part.id, f"f{part.id}"), part.piece)
+                made[part.id] = Factor(
+                    part.id, _size(part.size), label.get(part.id, f"f{part.id}"), part.id in counting
+                )
             result.append(made[part.id])
         return tuple(result)
 

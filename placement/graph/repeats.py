@@ -312,6 +312,8 @@ def _equal(left: Any, right: Any) -> bool:
         return left == right
     if isinstance(left, dict):
         return list(left) == list(right) and all(_equal(left[k], right[k]) for k in left)
+    if isinstance(left, functools.partial):
+        return left.func is right.func and _equal((left.args, left.keywords), (right.args, right.keywords))
     if isinstance(left, list | tuple):
         return len(left) == len(right) and all(map(_equal, left, right))
     return isinstance(left, set | frozenset) and left == right

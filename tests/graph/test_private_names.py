@@ -71,6 +71,12 @@ def test_sizes_regions_and_guards_of_an_export() -> None:
     assert "size_0_0" in text
 
 
+def test_guards_that_always_hold() -> None:
+    assert _torch._always("1 + size_0_0 > 1")
+    assert _torch._always("max(0, size_0_0) == size_0_0")
+    assert not _torch._always("max(0, 20 - size_0_0) != 20 - size_0_0")
+
+
 def test_hooks_of_a_gradient_are_seen() -> None:
     linear = torch.nn.Linear(2, 2)
     assert not _torch.gradient_hooks(linear)

@@ -1,5 +1,7 @@
 """A graph with copied layers equals the graph of the whole trace; what differs between layers is traced."""
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -65,6 +67,17 @@ class MakesTensors(Layer):
 
     def forward(self, x, *, mask=None):
         return super().forward(x, mask=mask) * torch.tensor(2.5)
+
+
+class Partial(Layer):
+    """Its activation is a partial of its own, as transformers make them."""
+
+    def __init__(self, width, index):
+        super().__init__(width, index)
+        self.act = functools.partial(nn.functional.gelu, approximate="tanh")
+
+    def forward(self, x, *, mask=None):
+        return self.act(super().forward(x, mask=mask))
 
 
 class Passes(Layer):
@@ -197,6 +210,7 @@ def other(stack):
 CASES = {  # how to make the model, and how many calls are copies
     "alike": (lambda: Stack(Layer), 2),
     "in place": (lambda: Stack(InPlace), 2),
+    "a partial each": (lambda: Stack(Partial), 2),
     "reads its index": (lambda: Stack(ReadsIndex), 0),
     "reads its dict": (lambda: Stack(ReadsVars), 0),
     "changes itself": (lambda: Stack(Counts), 0),
