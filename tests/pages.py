@@ -28,7 +28,7 @@ Placements = Mapping[str, Mapping[str, Mapping[str, str]]]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced block. ``line`` is that of its first line in the page, from 1; ``options`` are ``key=value`` words."""
+    """A fenced block. ``line`` is that of its first line in the page, from 1; ``options``: words, or ``key=value``."""
 
     language: str
     options: Mapping[str, str]
@@ -66,7 +66,7 @@ def blocks(page: Path) -> list[Block]:
             opened = fence["fence"], fence["info"], number
         elif opened is not None and line.rstrip() == opened[0]:
             language, *options = opened[1].split() or [""]
-            pairs = dict(option.split("=", 1) for option in options)
+            pairs = {key: value for key, _, value in (option.partition("=") for option in options)}
             found.append(Block(language, pairs, "".join(lines[opened[2] : number - 1]), opened[2] + 1))
             opened = None
     assert opened is None, f"{page}:{opened[2]}: a fence that is not closed"
@@ -92,6 +92,16 @@ def differences(claimed: Iterable[Mark], diagnostics: Iterable[Diagnostic], file
         else:
             yield f"not reported: {mark}"
     yield from (f"not claimed: {mark}" for mark in found)
+
+
+def corrected(text: str, diagnostics: Iterable[Diagnostic], file: str) -> str:
+    """The text with the messages of today in the marks that name a right code in a right line."""
+    lines = text.splitlines(keepends=True)
+    for found in diagnostics:
+        if found.file == file and found.line is not None:
+            mark = re.compile(rf"(# *{found.severity}\[{found.code}\]: )[^#\n]*?(?=\s*(?:#|$))")
+            lines[found.line - 1] = mark.sub(lambda m, d=found: m[1] + d.message, lines[found.line - 1], count=1)
+    return "".join(lines)
 
 
 def claims(text: str, spec: Spec) -> Iterator[tuple[int, PlacingLine, str]]:

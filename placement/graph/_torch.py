@@ -4,15 +4,18 @@
 
 from __future__ import annotations
 
+import ast
+import logging
+import os
 import re
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeGuard
 
 import sympy
 import torch
 import torch._dynamo.config
-import torch.export._trace  # pyright: ignore[reportUnusedImport] - what a first export imports
+import torch.export._trace  # what a first export imports
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 HigherOrderOperator = torch._ops.HigherOrderOperator
@@ -82,6 +85,23 @@ def without_cache_of_fakes() -> AbstractContextManager[None]:
     return torch._dynamo.config.patch(fake_tensor_cache_enabled=False)
 
 
+@contextmanager
+def silent_export() -> Generator[None]:
+    """Without the pages that torch logs and prints of an export that fails: the diagnostic says what matters.
+
+    With TORCH_LOGS in the environment, torch writes what it was asked for.
+    """
+    before = logging.root.manager.disable
+    if not os.environ.get("TORCH_LOGS"):
+        logging.disable(logging.CRITICAL)
+        vars(torch.export._trace)["print"] = lambda *_, **__: None  # it prints the graph so far
+    try:
+        yield
+    finally:
+        logging.disable(before)
+        vars(torch.export._trace).pop("print", None)
+
+
 def size_key(size: int | torch.SymInt) -> int | str:
     """What two equal sizes have in common: the number, or the text of the expression (comparing would add a guard)."""
     return str(size.node.expr) if isinstance(size, torch.SymInt) else size
@@ -117,13 +137,21 @@ _SIZE = re.compile(r"L\['tensors'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
 _SMALLEST = re.compile(r"\W*(2 <= \w+|1 < \w+|1 != \w+|\w+ >= 2|\w+ > 1|\w+ != 1|0 <= \w+|1 <= \w+|\w+ [!>]=? 0)\W*")
 
 
+_RELATIONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: sympy.Eq, ast.NotEq: sympy.Ne, ast.Lt: sympy.Lt, ast.LtE: sympy.Le, ast.Gt: sympy.Gt, ast.GtE: sympy.Ge,
+}  # fmt: skip
+
+
 def _always(text: str) -> bool:
-    """Whether the guard holds whatever the sizes are."""
-    names: dict[str, Any] = {
-        name: sympy.Symbol(name, integer=True, positive=True) for name in re.findall(r"[A-Za-z_]\w*", text)
-    }
-    names |= {"max": sympy.Max, "min": sympy.Min}
-    return sympy.sympify(text, locals=names) in (True, sympy.true)  # pyright: ignore[reportCallIssue]
+    """Whether the guard, a comparison, holds whatever the sizes are. Python's own ``!=`` would compare expressions."""
+    tree = ast.parse(text, mode="eval").body
+    if not isinstance(tree, ast.Compare) or len(tree.ops) != 1:
+        return False
+    names = {n.id: sympy.Symbol(n.id, integer=True, positive=True) for n in ast.walk(tree) if isinstance(n, ast.Name)}
+    known: dict[str, Any] = {**names, "max": sympy.Max, "min": sympy.Min}
+    sides = [ast.unparse(side) for side in (tree.left, tree.comparators[0])]
+    left, right = (sympy.sympify(side, locals=known) for side in sides)  # pyright: ignore[reportCallIssue]
+    return _RELATIONS[type(tree.ops[0])](left, right) in (True, sympy.true)
 
 
 def size_guards(program: torch.export.ExportedProgram, name_of: Callable[[int, int], str]) -> tuple[str, ...]:

@@ -145,6 +145,7 @@ def test_second_derivatives() -> None:
     [
         (lambda m, x: m.mlp(x) * (2 if x.shape[1] > 3 else 3), (1, 9), (2, 2)),
         (lambda m, x: m.mlp(x) * (2 if x.shape[1] % 2 == 0 else 3), (1, 2), (2, 5)),
+        (lambda m, x: m.mlp(x) * (2 if x.shape[1] == 5 else 3), (1, 9), (2, 5)),
         (lambda m, x: m.mlp(x) * (2 if x.shape[0] < x.shape[1] else 3), (1, 2), (5, 2)),
     ],
 )

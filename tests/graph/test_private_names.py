@@ -75,6 +75,9 @@ def test_guards_that_always_hold() -> None:
     assert _torch._always("1 + size_0_0 > 1")
     assert _torch._always("max(0, size_0_0) == size_0_0")
     assert not _torch._always("max(0, 20 - size_0_0) != 20 - size_0_0")
+    assert not _torch._always("size_0_0 != 5")
+    assert _torch._always("size_0_0 != -5")
+    assert not _torch._always("2 < size_0_0 < 9")
 
 
 def test_hooks_of_a_gradient_are_seen() -> None:

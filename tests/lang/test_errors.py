@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import time
 from pathlib import Path
 
@@ -10,9 +9,13 @@ import pytest
 
 from placement.lang import CODES, PlacementError, check, load, parse
 from placement.lang.split import KEYWORDS
+from tests.pages import blocks, differences, marks
 
 PAGES = Path(__file__).parents[2] / "docs" / "diagnostics"
-MARK = re.compile(r"# (?:error|warning): (PLC\d{3})")
+
+
+def specs(page):
+    return [block.text for block in blocks(page) if block.language == "plc"]
 
 
 def faults(text, **kwargs):
@@ -149,7 +152,7 @@ def test_a_mistake_does_not_touch_its_neighbours(text, code, line, column, cover
 
 def test_an_open_block_swallows_nothing():
     found = places("within a {\n  param b : Shrad(0)\nmesh tp = 0\nvalue c : auto auto")
-    assert found == [("PLC007", 1, 10), ("PLC017", 2, 13), ("PLC010", 3, 1), ("PLC003", 4, 16)]
+    assert found == [("PLC007", 1, 10), ("PLC017", 2, 13), ("PLC013", 3, 11), ("PLC003", 4, 16)]
 
 
 def test_three_mistakes_three_errors():
@@ -234,24 +237,22 @@ def test_every_code_has_a_page_and_every_page_a_code():
 
 @pytest.mark.parametrize("code", sorted(CODES))
 def test_the_examples_of_a_page(code):
-    """Blocks report exactly what their ``# error:`` comments say, so those without a comment are right."""
-    page = (PAGES / f"{code}.md").read_text(encoding="utf-8")
+    """Blocks report exactly what their ``# error[...]`` comments say, so those without a comment are right."""
 
     def nothing_there(path):
         raise FileNotFoundError(2, "No such file or directory", path)
 
-    for block in re.findall(r"^```plc\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
-        expected = [(i, c) for i, line in enumerate(block.split("\n"), 1) for c in MARK.findall(line)]
-        found = [(d.line, d.code) for d in faults(block, file="example.plc", read=nothing_there)]
-        assert sorted(set(found)) == expected
-        assert all(c == code for _, c in expected)
+    for block in specs(PAGES / f"{code}.md"):
+        found = faults(block, file="example.plc", read=nothing_there)
+        assert list(differences(marks(block), found, "example.plc")) == []
+        assert {mark.code for mark in marks(block)} <= {code}
 
 
 def test_every_code_of_the_language_is_shown_on_its_page():
     without_a_model = {c for c in CODES if c < "PLC100" or "PLC110" <= c < "PLC120"} | {"PLC101", "PLC103", "PLC304"}
     without_a_model |= {"PLC201", "PLC202", "PLC204", "PLC205", "PLC207", "PLC209", "PLC210", "PLC211"}
     not_showable = {"PLC001", "PLC016"}  # bytes and depth: tested below
-    shown = {c for page in PAGES.glob("*.md") for c in MARK.findall(page.read_text(encoding="utf-8"))}
+    shown = {mark.code for page in PAGES.glob("*.md") for block in specs(page) for mark in marks(block)}
     assert shown == without_a_model - not_showable
 
 
