@@ -10,7 +10,7 @@ PYTHON3 ?=
 ONE_THREAD := OMP_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test check format demo clean
+.PHONY: help install test check format docs demo clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | sort
@@ -47,6 +47,10 @@ check: install ## lint, formatting, types, and who may import whom
 format: install ## format the code and mend what can be mended
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
+
+docs: install ## build the site from docs/ into build/docs; a warning is an error
+	@$(PYTHON) -m sphinx -q -W --keep-going -d build/doctrees docs build/docs
+	@echo 'build/docs/index.html'
 
 demo: install ## compile, explain, verify and train a Qwen3 on 4 processes
 	@$(PYTHON) examples/qwen3/train.py

@@ -67,6 +67,7 @@ def blocks(page: Path) -> list[Block]:
         elif opened is not None and line.rstrip() == opened[0]:
             language, *options = opened[1].split() or [""]
             pairs = {key: value for key, _, value in (option.partition("=") for option in options)}
+            assert number > opened[2] + 1, f"{page}:{number}: an empty block claims nothing"
             found.append(Block(language, pairs, "".join(lines[opened[2] : number - 1]), opened[2] + 1))
             opened = None
     assert opened is None, f"{page}:{opened[2]}: a fence that is not closed"

@@ -12,24 +12,18 @@ from pathlib import Path
 import pytest
 
 from placement import cli
+from tests.pages import blocks
 
 ROOT = Path(__file__).resolve().parent.parent
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-BLOCKS = BLOCK.findall((ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8"))
-
-
-def _file(text: str) -> str | None:
-    """The name of the file that a block is, on its first line: ``# train.py``."""
-    match = re.match(r"# (\w+\.\w+)\n", text)
-    return match[1] if match else None
+BLOCKS = blocks(ROOT / "docs" / "tutorial.md")
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
     """A folder with the files of the tutorial, as working directory."""
-    for _, text in BLOCKS:
-        if name := _file(text):
-            (tmp_path / name).write_text(text, encoding="utf-8")
+    for block in BLOCKS:
+        if block.file is not None:
+            (tmp_path / block.file).write_text(block.text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.delitem(sys.modules, "train", raising=False)
@@ -45,11 +39,11 @@ def _without_numbers(text: str) -> str:
 def test_python_and_commands(folder, capsys, monkeypatch) -> None:
     assert {"train.py", "llama.plc", "train_ranks.py"} <= {path.name for path in folder.iterdir()}
     names: dict[str, object] = {}
-    for kind, text in BLOCKS:
-        if kind == "python" and _file(text) != "train_ranks.py":
-            exec(compile(text, "tutorial.md", "exec"), names)
-        elif kind == "console" and text.startswith("$ placement "):
-            command, _, shown = text.removeprefix("$ placement ").partition("\n")
+    for block in BLOCKS:
+        if block.language == "python" and block.file != "train_ranks.py":
+            exec(compile(block.text, "tutorial.md", "exec"), names)
+        elif block.language == "console" and block.text.startswith("$ placement "):
+            command, _, shown = block.text.removeprefix("$ placement ").partition("\n")
             capsys.readouterr()
             assert cli.run(shlex.split(command)) == 0, command
             if shown:
@@ -58,7 +52,7 @@ def test_python_and_commands(folder, capsys, monkeypatch) -> None:
 
 @pytest.mark.gloo
 def test_on_real_ranks(folder) -> None:
-    (command,) = [text for kind, text in BLOCKS if kind == "console" and text.startswith("$ torchrun ")]
+    (command,) = [b.text for b in BLOCKS if b.language == "console" and b.text.startswith("$ torchrun ")]
     arguments = shlex.split(command.removeprefix("$ torchrun "))
     environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

@@ -10,7 +10,8 @@ import os
 import re
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TypeGuard
+from functools import cache
+from typing import Any, TypeGuard, cast
 
 import sympy
 import torch
@@ -61,6 +62,7 @@ def overload_name(op: Callable[..., Any]) -> str:
     return op._overloadname if is_overload(op) else ""
 
 
+@cache
 def schema_arguments(op: Callable[..., Any]) -> tuple[tuple[str, Any], ...]:
     """Names and defaults of an op's arguments, in order; empty for what is no overload."""
     return tuple((a.name, a.default_value) for a in op._schema.arguments) if is_overload(op) else ()
@@ -91,15 +93,15 @@ def silent_export() -> Generator[None]:
 
     With TORCH_LOGS in the environment, torch writes what it was asked for.
     """
-    before = logging.root.manager.disable
+    before, trace = logging.root.manager.disable, cast(Any, torch.export._trace)
     if not os.environ.get("TORCH_LOGS"):
         logging.disable(logging.CRITICAL)
-        vars(torch.export._trace)["print"] = lambda *_, **__: None  # it prints the graph so far
+        trace.print = lambda *_, **__: None  # it prints the graph so far
     try:
         yield
     finally:
         logging.disable(before)
-        vars(torch.export._trace).pop("print", None)
+        trace.__dict__.pop("print", None)
 
 
 def size_key(size: int | torch.SymInt) -> int | str:

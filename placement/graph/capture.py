@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
-import os
 import re
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -30,6 +28,7 @@ from placement.graph._torch import (
     from_data,
     is_overload,
     schema_name,
+    silent_export,
     size_guards,
     transient_buffers,
     without_cache_of_fakes,
@@ -143,7 +142,7 @@ def _export(
     failure: Exception | None = None
     for preserved in (modules, ()):  # what modules returned is worth a second try, not a failure
         try:
-            with warnings.catch_warnings(), _silent(), torch.enable_grad():
+            with warnings.catch_warnings(), silent_export(), torch.enable_grad():
                 warnings.simplefilter("ignore")
                 return torch.export.export(
                     root,
@@ -158,17 +157,6 @@ def _export(
         except Exception as error:  # noqa: BLE001 - whatever the model or export raises becomes the diagnostic
             failure = failure or error
     raise PlacementError([_not_captured(failure)]) from failure
-
-
-@contextlib.contextmanager
-def _silent() -> Generator[None]:
-    """Without what torch logs of an export that fails: the diagnostic says it. Asked for logs, torch still writes them."""
-    before = logging.root.manager.disable
-    logging.disable(before if os.environ.get("TORCH_LOGS") else logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(before)
 
 
 def _not_captured(failure: Exception | None) -> Diagnostic:

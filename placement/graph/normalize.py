@@ -8,15 +8,15 @@ carry no bias, every cast is ``to.dtype``, every regrouping of dims is ``reshape
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import sympy
 import torch
 
-from placement.graph._torch import aten, overload_name, schema_name, to_copy, unsafe_view
-from placement.graph.ir import Graph, Node, Value, leaves, op_name, substitute
-from placement.lang.diagnostics import Diagnostic, PlacementError
+from placement.graph._torch import aten, to_copy, unsafe_view
+from placement.graph.functional import functional, mapped
+from placement.graph.ir import Graph, Node, Value, leaves
 
 Rewrite = Callable[["_Builder", Node], Value | tuple[Value | None, ...] | None]
 
@@ -28,8 +28,9 @@ def values_in(tree: Any) -> Iterator[Value]:
 
 def normalize(graph: Graph) -> Graph:
     """The same program in normal form. Raises PlacementError (PLC407) for what cannot be made functional."""
+    nodes, written = functional(graph.nodes, (o.value for o in graph.outputs if o.value is not None))
     builder = _Builder()
-    for node in _functional(graph.nodes):
+    for node in nodes:
         builder.add(node)
     modules = {
         path: dataclasses.replace(
@@ -39,7 +40,10 @@ def normalize(graph: Graph) -> Graph:
         )
         for path, info in graph.modules.items()
     }
-    outputs = tuple(o if o.value is None else dataclasses.replace(o, value=builder.now(o.value)) for o in graph.outputs)
+    outputs = tuple(
+        o if o.value is None else dataclasses.replace(o, value=builder.now(written.get(o.value, o.value)))
+        for o in graph.outputs
+    )
     nodes = _live(builder.nodes, {o.value for o in outputs if o.value is not None})
     result = dataclasses.replace(graph, nodes=nodes, outputs=outputs, modules=modules)
     result.verify()
@@ -53,64 +57,6 @@ def _live(nodes: Iterable[Node], needed: set[Value]) -> tuple[Node, ...]:
             kept.append(node)
             needed.update(node.operands)
     return tuple(reversed(kept))
-
-
-# -- in place -----------------------------------------------------------------------------------
-
-_ALIASING = {
-    "view", "reshape", "_unsafe_view", "transpose", "t", "permute", "unsqueeze", "squeeze", "expand", "slice", "select",
-    "split", "chunk", "unbind", "alias", "detach", "narrow", "flatten", "unflatten", "contiguous", "to",
-    "split_with_sizes",
-}  # fmt: skip
-
-
-def _functional(nodes: Iterable[Node]) -> Iterator[Node]:
-    """Every ``op_(x, ...)`` as ``op(x, ...)`` whose result takes the place of x from there on.
-
-    A write through a view, or to a value of which views exist, is refused: replacing the name would not
-    replace what the views see.
-    """
-    replaced: dict[Value, Value] = {}
-    shared: set[Value] = set()
-    for original in nodes:
-        node = _mapped(original, replaced)
-        _, name = schema_name(node.op)
-        if name in _ALIASING and node.operands:
-            shared.update((node.operands[0], *node.results))
-        if not name.endswith("_") or name.endswith("__"):
-            yield node
-            continue
-        target = node.operands[0]
-        functional = _functional_twin(node)
-        if functional is None or target in shared:
-            text = (
-                f"in-place '{op_name(node.op)}' writes through a view"
-                if functional
-                else f"no functional form of '{op_name(node.op)}'"
-            )
-            raise PlacementError([Diagnostic("PLC407", text, model_line=node.source or None)])
-        result = node.results[0]
-        yield dataclasses.replace(node, op=functional)
-        for value in [v for v, now in replaced.items() if now is target]:
-            replaced[value] = result
-        replaced[target] = result
-
-
-def _functional_twin(node: Node) -> Callable[..., Any] | None:
-    namespace, name = schema_name(node.op)
-    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
-    return getattr(packet, overload_name(node.op), None) if packet is not None else None
-
-
-def _mapped(node: Node, replaced: Mapping[Value, Value]) -> Node:
-    if not replaced or not any(v in replaced for v in node.operands):
-        return node
-    args = substitute(node.args, lambda leaf: replaced.get(leaf, leaf) if isinstance(leaf, Value) else leaf)
-    kwargs = {
-        k: substitute(v, lambda leaf: replaced.get(leaf, leaf) if isinstance(leaf, Value) else leaf)
-        for k, v in node.kwargs.items()
-    }
-    return dataclasses.replace(node, args=args, kwargs=kwargs)
 
 
 # -- rewrites -----------------------------------------------------------------------------------
@@ -129,7 +75,7 @@ class _Builder:
         return value
 
     def add(self, node: Node) -> None:
-        node = _mapped(node, {v: self.now(v) for v in node.operands if v in self.replaced})
+        node = mapped(node, {v: self.now(v) for v in node.operands if v in self.replaced})
         rewrite = _REWRITES.get(getattr(node.op, "_overloadpacket", node.op))
         result = rewrite(self, node) if rewrite else None
         if result is None:

@@ -65,6 +65,7 @@ class Rule:
     code: how the call is written, a template over argument names; None writes the op itself.
     shape: the argument that holds the result's sizes; piece: the argument that holds a piece's size;
     pieces: the argument that lists the sizes of all pieces. view: whether the op moves no data.
+    saves: what the backward needs, as ``saved`` reads it; None where that follows from the signature.
     """
 
     signature: SignatureRule
@@ -75,6 +76,7 @@ class Rule:
     pieces: str | None = None
     view: bool = False
     implementations: tuple[Implementation, ...] = field(default=())
+    saves: str | None = None
 
 
 _RULES: dict[Any, Rule] = {}
@@ -95,6 +97,7 @@ def rule(
     pieces: str | None = None,
     view: bool = False,
     implementations: Iterable[Implementation] = (),
+    saves: str | None = None,
 ) -> Rule:
     """Tell the compiler the index structure of an op; returns the registered rule.
 
@@ -105,7 +108,8 @@ def rule(
     A letter of operands that the result lacks is contracted (summed over) unless it is in ``blocked``,
     which lists letters that need their whole extent. ``linear`` lists the operands in which the op is
     linear by itself; ``additive`` those in which it is linear together, as a sum is (True: in all).
-    Instead of text a function from the node to a ``Signature`` may be given.
+    Instead of text a function from the node to a ``Signature`` may be given. ``saves`` names the arguments that the
+    backward needs (``"x, result"``), which the memory model counts.
 
     An op that knows a weighted sum over tokens, ``mylib::pool(x[b, s, h], w[s]) -> [b, h]``:
 
@@ -124,6 +128,7 @@ def rule(
         pieces=pieces,
         view=view,
         implementations=tuple(implementations),
+        saves=saves,
     )
     for one in op if isinstance(op, list | tuple) else (op,):
         known = op_of(one)

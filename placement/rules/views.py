@@ -107,6 +107,21 @@ def _partly(node: Node, dim: int) -> Signature:
     return Signature((before,), (after,), frozenset({f"d{dim % rank}", "part"}), frozenset({0}))
 
 
+def _replaced(node: Node, dim: int) -> Signature:
+    """A part of one dim is replaced by the second operand: linear in both together, whole in that dim."""
+    base, part = node.operands
+    dims = _letters(base)
+    dim %= len(dims)
+    whole = dims[dim][0]
+    if len(part.shape) < len(base.shape):  # select_scatter
+        inner, blocked = (*dims[:dim], *dims[dim + 1 :]), {whole}
+    else:
+        inner, blocked = (*dims[:dim], ("part",), *dims[dim + 1 :]), {whole, "part"}
+    return Signature((dims, inner), (dims,), blocked=frozenset(blocked), additive=frozenset({0, 1}))
+
+
+rule([aten.slice_scatter, aten.select_scatter], lambda node: _replaced(node, arguments(node)["dim"]))
+
 _TO_THE_END = str(2**63 - 1)  # how captured programs write a slice without an end
 
 
@@ -135,7 +150,8 @@ def _select(node: Node) -> Signature:
     dims = _letters(source)
     rest = tuple(d for i, d in enumerate(dims) if i != dim)
     letter = dims[dim][0]
-    pieces = frozenset({letter}) if source.shape[dim] != 1 else frozenset[str]()
+    counted = isinstance(source.shape[dim], int) and source.shape[dim] != 1  # a sequence is no number of pieces
+    pieces = frozenset({letter}) if counted else frozenset[str]()
     return Signature((dims,), (rest,), frozenset({letter}), frozenset({0}), pieces=pieces)
 
 
@@ -148,7 +164,8 @@ def _unbind(node: Node) -> Signature:
     dims = _letters(source)
     rest = tuple(d for i, d in enumerate(dims) if i != dim)
     letter = dims[dim][0]
-    pieces = frozenset({letter}) if source.shape[dim] != 1 else frozenset[str]()
+    counted = isinstance(source.shape[dim], int) and source.shape[dim] != 1  # a sequence is no number of pieces
+    pieces = frozenset({letter}) if counted else frozenset[str]()
     return Signature((dims,), (rest,) * len(node.results), frozenset({letter}), frozenset({0}), pieces=pieces)
 
 

@@ -273,3 +273,56 @@ def test_a_program_made_in_inference_mode_trains():
         program = placement.compile(Copies(), placement.simulate(tp=2), spec, example={"x": x.clone()})
     program(x=x).sum().backward()
     assert set(program.full_gradients()) == {"up.weight", "up.bias"}
+
+
+# -- writes through views ----------------------------------------------------------------------------
+
+
+def shifted(m: Toy, x: Tensor) -> Tensor:
+    h = m.a(x)
+    out = torch.zeros_like(h)
+    out[:, 1:] = h[:, :-1]
+    out[:, 0] = 2.0
+    out[..., 0].mul_(3.0)
+    return m.b(out.masked_fill_(out < 0, 0.5))
+
+
+def written_twice(m: Toy, x: Tensor) -> Tensor:
+    h = m.mlp(x).clone()
+    h[:, 0:2][:, 1] *= 2
+    h[:, 1] += h[:, 0]
+    return h
+
+
+@pytest.mark.parametrize("body", [shifted, written_twice])
+def test_writes_to_slices(body: Body) -> None:
+    model = Toy(body)
+    parity(model, compiled(model), given(), given(1, 6))
+
+
+def read_later(m: Toy, x: Tensor) -> Tensor:
+    h = m.mlp(x).clone()
+    first = h[:, 0]
+    h.mul_(2)
+    return h + first.unsqueeze(1)
+
+
+def returned_later(m: Toy, x: Tensor) -> Any:
+    h = m.mlp(x).clone()
+    first = h[:, 0]
+    h.mul_(2)
+    return h, first
+
+
+def through_a_transpose(m: Toy, x: Tensor) -> Tensor:
+    h = m.mlp(x).clone()
+    h.transpose(0, 1)[0] = 1.0
+    return h
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [(read_later, "is read later"), (returned_later, "is read later"), (through_a_transpose, "through a view")],
+)
+def test_writes_that_views_would_show_are_refused(body: Body, text: str) -> None:
+    refused(Toy(body), "PLC407", text)

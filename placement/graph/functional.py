@@ -1,0 +1,133 @@
+"""In-place ops as functional ones: what is written takes the place of what was there, through views too."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from placement.graph._torch import aten, overload_name, schema_arguments, schema_name
+from placement.graph.ir import Node, Value, op_name, substitute
+from placement.lang.diagnostics import Diagnostic, PlacementError
+
+_ALIASING = {
+    "view", "reshape", "_unsafe_view", "transpose", "t", "permute", "unsqueeze", "squeeze", "expand", "slice", "select",
+    "split", "chunk", "unbind", "alias", "detach", "narrow", "flatten", "unflatten", "contiguous", "to",
+    "split_with_sizes",
+}  # fmt: skip
+
+_SCATTERS: dict[Any, Any] = {
+    aten.slice.Tensor: aten.slice_scatter.default,
+    aten.select.int: aten.select_scatter.default,
+}
+"""For an op that views a part of its operand, the op that gives the operand with that part replaced."""
+
+
+def functional(nodes: Iterable[Node], returned: Iterable[Value]) -> tuple[list[Node], Mapping[Value, Value]]:
+    """The nodes without in-place ops, and what in the end has taken the place of each value written to.
+
+    ``op_(x, ...)`` becomes ``op(x, ...)``, whose result takes the place of x from there on. A write to a slice of x is
+    a write to x: x with that slice replaced takes its place. Raises PlacementError (PLC407) for a write through any
+    other view, and where a view that was taken before a write is read after it, or ``returned``.
+    """
+    maker = _Functional()
+    made = list(maker.run(nodes))
+    maker.refuse_overwritten(returned)
+    return made, maker.now
+
+
+class _Functional:
+    def __init__(self) -> None:
+        self.now: dict[Value, Value] = {}  # what has taken the place of a value that was written to
+        self.views: dict[Value, Node] = {}  # the op that made a view
+        self.overwritten: dict[Value, Node] = {}  # views whose base was written to later, and by what
+        self.count = 0
+
+    def run(self, nodes: Iterable[Node]) -> Iterator[Node]:
+        for original in nodes:
+            node = mapped(original, self.now)
+            self.refuse_overwritten(node.operands)
+            _, name = schema_name(node.op)
+            if name in _ALIASING and node.operands:
+                self.views.update((result, node) for result in node.results)
+            if name.endswith("_") and not name.endswith("__"):
+                yield from self._write(node)
+            else:
+                yield node
+
+    def refuse_overwritten(self, read: Iterable[Value]) -> None:
+        """Raise where a view is read whose base was written to since it was taken."""
+        for write in (self.overwritten[value] for value in read if value in self.overwritten):
+            raise _fault(f"in-place '{op_name(write.op)}' changes a view that is read later", write)
+
+    def _write(self, node: Node) -> Iterator[Node]:
+        target, (result,) = node.operands[0], node.results
+        op = _functional_twin(node)
+        if op is None:
+            raise _fault(f"no functional form of '{op_name(node.op)}'", node)
+        yield dataclasses.replace(node, op=op)
+        written = {target}
+        value = result
+        self._replace(target, result)
+        while target in self.views:
+            view = self.views[target]
+            scatter, target = _SCATTERS.get(view.op), view.operands[0]
+            if scatter is None:
+                raise _fault(f"in-place '{op_name(node.op)}' writes through a view", node)
+            part, value = value, (yield from self._scatter(scatter, view, value, node))
+            self._replace(target, value)
+            self.views[part] = mapped(view, {target: value})  # what is written to the part later is written there, too
+            written |= {target, part}
+        self._overwrite(written, node)
+
+    def _scatter(self, op: Callable[..., Any], view: Node, part: Value, node: Node) -> Iterator[Node]:
+        """The node that puts ``part`` where ``view`` had looked; its result is returned to who delegates to this."""
+        base = view.operands[0]
+        self.count += 1
+        needs = base.requires_grad or part.requires_grad
+        result = dataclasses.replace(base, name=f"{base.name}_written_{self.count}", requires_grad=needs)
+        rest = dict(zip((name for name, _ in schema_arguments(view.op)), view.args, strict=False)) | dict(view.kwargs)
+        rest.pop("self")
+        yield Node(result.name, op, (base, part), rest, (result,), node.stack, node.source)
+        return result
+
+    def _replace(self, old: Value, new: Value) -> None:
+        for value in [v for v, now in self.now.items() if now is old]:
+            self.now[value] = new
+        self.now[old] = new
+
+    def _overwrite(self, written: set[Value], write: Node) -> None:
+        """Views of what was written to, but for the one that it was written through, show what is no more."""
+        for view, made in self.views.items():
+            if view not in written and self._base(made.operands[0]) in {self._base(v) for v in written}:
+                self.overwritten[view] = write
+
+    def _base(self, value: Value) -> Value:
+        while value in self.views:
+            value = self.views[value].operands[0]
+        return value
+
+
+def _fault(text: str, node: Node) -> PlacementError:
+    return PlacementError([Diagnostic("PLC407", text, model_line=node.source or None)])
+
+
+def _functional_twin(node: Node) -> Callable[..., Any] | None:
+    namespace, name = schema_name(node.op)
+    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
+    return getattr(packet, overload_name(node.op), None) if packet is not None else None
+
+
+def mapped(node: Node, replaced: Mapping[Value, Value]) -> Node:
+    """The node with its operands replaced."""
+    if not replaced or not any(v in replaced for v in node.operands):
+        return node
+
+    def now(leaf: Any) -> Any:
+        return replaced.get(leaf, leaf) if isinstance(leaf, Value) else leaf
+
+    return dataclasses.replace(
+        node, args=substitute(node.args, now), kwargs={k: substitute(v, now) for k, v in node.kwargs.items()}
+    )

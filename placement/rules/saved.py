@@ -1,0 +1,292 @@
+"""What each op's backward needs of its forward: the table behind the memory model.
+
+A line says it in the names of the op's own arguments:
+
+    self                the tensor itself; kept once, whoever else keeps it or a view of it
+    result, result.1    a result
+    other for self      only where ``self`` (or one of several names) has a gradient
+    folded self         the tensor as a stack of matrices: where no view is one, a copy is kept
+    copy self           a tensor of its own, of the size and dtype of ``self``
+    2 per self          a tensor of its own, with 2 bytes for each element of ``self``
+
+An op without a line keeps what follows from its rule: what it is linear in needs the other factors, a sum needs
+nothing, anything else needs the operands that have gradients. Numbers and 0-dim tensors are left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from placement.graph._torch import overload_name, schema_name
+from placement.graph.ir import Node, Size, Value, leaves
+from placement.graph.signature import Signature
+from placement.rules.core import arguments, lookup
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kept:
+    """One tensor that a backward needs.
+
+    itemsize: 0 where ``value`` itself is kept; else a tensor of its own is, of so many bytes for each element
+    of ``value``, or of those of its ``dims`` that are given, times ``times``. folded: see the module.
+    """
+
+    value: Value
+    itemsize: int = 0
+    dims: tuple[int, ...] | None = None
+    times: Size = 1
+    folded: bool = False
+
+
+Line = str | Callable[[Node], Iterator[Kept]]
+
+
+def _accumulated(value: Value) -> int:
+    """Bytes of an element where sums of ``value`` are held."""
+    return max(value.dtype.itemsize, 4)
+
+
+def _rows(value: Value, normalized: int) -> tuple[int, ...]:
+    return tuple(range(len(value.shape) - normalized))
+
+
+def _layer_norm(node: Node) -> Iterator[Kept]:
+    """The input, and the mean and the reciprocal deviation of each row. CPUs keep those of bfloat16 in bfloat16."""
+    given = arguments(node)
+    for name in ("input", "weight", "bias"):
+        if isinstance(given[name], Value):
+            yield Kept(given[name])
+    source: Value = given["input"]
+    yield Kept(source, 2 * _accumulated(source), _rows(source, len(given["normalized_shape"])))
+
+
+def _rms_norm(node: Node) -> Iterator[Kept]:
+    """As torch composes it: in float32 at least, of which the input and the normalised rows are kept."""
+    given = arguments(node)
+    source, weight = given["input"], given["weight"]
+    wide = _accumulated(source)
+    yield Kept(source, wide) if wide > source.dtype.itemsize else Kept(source)
+    yield Kept(source, wide, _rows(source, len(given["normalized_shape"])))
+    if isinstance(weight, Value):
+        yield Kept(weight)
+        yield Kept(source, wide)
+
+
+def _group_norm(node: Node) -> Iterator[Kept]:
+    given = arguments(node)
+    for name in ("input", "weight"):
+        if isinstance(given[name], Value):
+            yield Kept(given[name])
+    source: Value = given["input"]
+    yield Kept(source, 2 * _accumulated(source), (0,), given["num_groups"])
+
+
+def _attention(node: Node) -> Iterator[Kept]:
+    """The fused kernels keep what they took and gave, and one float32 for each row; with dropout they are not used."""
+    given = arguments(node)
+    query, key, value, mask = (given[name] for name in ("query", "key", "value", "attn_mask"))
+    (result,) = node.results
+    rows = tuple(range(len(result.shape) - 1))
+    if not given["dropout_p"]:
+        yield from (Kept(tensor) for tensor in (query, key, value, result))
+        yield Kept(result, 4, rows)
+        if isinstance(mask, Value):  # of truth values each call makes numbers
+            yield Kept(mask, 0 if mask.dtype.is_floating_point else query.dtype.itemsize)
+        return
+    wide = _accumulated(query)
+    repeats = query.shape[-3] // key.shape[-3] if given["enable_gqa"] else 1
+    yield Kept(query, wide)  # times the scale
+    for tensor in (key, value):
+        own = wide > tensor.dtype.itemsize or repeats != 1
+        yield Kept(tensor, wide, times=repeats) if own else Kept(tensor, folded=True)
+    # Probabilities before and after dropout, and which are dropped.
+    yield Kept(result, 2 * wide + 1, rows, key.shape[-2])
+    if given["is_causal"]:
+        yield Kept(result, 1, rows[-1:], key.shape[-2])
+    elif isinstance(mask, Value) and not mask.dtype.is_floating_point:
+        yield Kept(mask, 1)
+    if given["is_causal"] or mask is not None:
+        yield Kept(result, 1, rows)  # the queries that see no key
+
+
+def _dropout(node: Node) -> Iterator[Kept]:
+    """Which elements are dropped: a truth value each, though a hash could tell again."""
+    if 0 < arguments(node)["p"] < 1:
+        yield Kept(node.results[0], 1)
+
+
+def _cross_entropy(node: Node) -> Iterator[Kept]:
+    """The logarithms of all probabilities."""
+    logits, *others = node.operands
+    yield Kept(logits, logits.dtype.itemsize)
+    yield from map(Kept, others)
+
+
+def _over_classes(node: Node) -> Iterator[Kept]:
+    """For each token: the logarithm of the sum and its own weight, the local index, and two flags."""
+    logits, target = node.operands[:2]
+    yield Kept(logits)
+    yield Kept(target, 2 * _accumulated(logits) + 8 + 2)
+
+
+def _masked_lookup(node: Node) -> Iterator[Kept]:
+    """The rows that were looked up, and which of them are elsewhere."""
+    _, indices = node.operands
+    yield Kept(indices, indices.dtype.itemsize + 1)
+
+
+def _indices(node: Node) -> Iterator[Kept]:
+    yield from map(Kept, node.operands[1:])
+
+
+def _pad(node: Node) -> Iterator[Kept]:
+    if arguments(node).get("mode", "constant") != "constant":
+        yield Kept(node.operands[0])
+
+
+def _difference(node: Node) -> Iterator[Kept]:
+    """The difference itself, at the size of the larger operand."""
+    larger = max(node.operands, key=lambda v: len(v.shape))
+    yield Kept(larger, larger.dtype.itemsize)
+
+
+_PRODUCT = "{0} for {1}, {1} for {0}"
+
+_TABLE: dict[str, Line] = {
+    "exp exp2 expm1 reciprocal relu rsqrt sigmoid sqrt tan tanh": "result",
+    "softmax _softmax log_softmax _log_softmax": "result",
+    "add sub rsub neg ceil floor frac round sign trunc to isinf isnan isfinite": "",
+    "abs gelu silu square sin cos log": "self",
+    "log_sigmoid": "self, copy self",
+    "sgn copysign": "self, result",
+    "atan2 fmax fmin fmod logaddexp maximum minimum remainder xlogy": "self, other",
+    "hypot": "self, other, result",
+    "max.other min.other div.Tensor_mode": "self, other",
+    "remainder.Scalar div.Scalar_mode div.Scalar lerp.Scalar": "",
+    "clamp.Tensor": "self, min, max",
+    "mul": _PRODUCT.format("self", "other"),
+    "div.Tensor": "other, self for other",
+    "pow.Tensor_Tensor": "self, exponent, result",
+    "pow.Scalar": "exponent, result",
+    "addcmul": _PRODUCT.format("tensor1", "tensor2"),
+    "addcdiv": "tensor2, tensor1 for tensor2",
+    "lerp.Tensor": "weight, self for weight, end for weight",
+    "where": "condition",
+    "masked_fill": "mask",
+    "dropout": _dropout,
+    "prelu": "self, weight",
+    "glu": "self",
+    "linear": "folded input for weight, weight for input",
+    "matmul": "folded self for other, folded other for self",
+    "mm": _PRODUCT.format("self", "mat2"),
+    "bmm": _PRODUCT.format("self", "mat2"),
+    "addmm": _PRODUCT.format("mat1", "mat2"),
+    "baddbmm": _PRODUCT.format("batch1", "batch2"),
+    "conv1d conv2d conv3d": "input, weight",
+    "pad": _pad,
+    "index": _indices,
+    "embedding": "indices",
+    "gather": "self, index",
+    "scatter scatter_add index_select": "index",
+    "index_add": "index, source",
+    "sort.default sort.stable topk max.dim min.dim median.dim": "result.1",
+    "amax amin prod std std_mean logsumexp linalg_vector_norm norm cumprod logcumsumexp": "self, result",
+    "max.default min.default median.default": "self, result",
+    "var var_mean nansum": "self",
+    "layer_norm": _layer_norm,
+    "native_layer_norm": "input, weight, bias, result.1, result.2",
+    "rms_norm": _rms_norm,
+    "group_norm": _group_norm,
+    "scaled_dot_product_attention": _attention,
+    "cross_entropy_loss": _cross_entropy,
+    "cross_entropy_loss by over classes": _over_classes,
+    "embedding by masked lookup": _masked_lookup,
+    "nll_loss nll_loss2d nll_loss_nd": "self, target, weight",
+    "mse_loss huber_loss smooth_l1_loss kl_div": "self, target",
+    "binary_cross_entropy": "self, target, weight",
+    "binary_cross_entropy_with_logits": "self, target, weight, pos_weight",
+    "l1_loss": _difference,
+}
+
+# The order in which the dims of a result lie in memory, where an op does not lay them out as torch's meta tensors
+# say: the fused kernels give attention's heads inside of its tokens, so that a transpose back is no copy.
+LAYOUTS: dict[str, tuple[int, ...]] = {"scaled_dot_product_attention": (0, 2, 1, 3)}
+
+_ENTRY = re.compile(r"(?:(?P<how>folded|copy|(?P<bytes>\d+) per) )?(?P<name>[\w.]+)(?: for (?P<asking>.+))?")
+
+
+@cache
+def _lines() -> dict[str, Line]:
+    lines: dict[str, Line] = {}
+    for names, line in _TABLE.items():
+        plain, by, implementation = names.partition(" by ")
+        lines.update({name + by + implementation: line for name in plain.split()})
+    return lines
+
+
+def _op_key(node: Node) -> tuple[str, str]:
+    """``("aten", "add.Tensor")``."""
+    namespace, name = schema_name(node.op)
+    return namespace, f"{name}.{overload_name(node.op)}"
+
+
+def kept(node: Node, implementation: str = "") -> tuple[Kept, ...]:
+    """What the backward of ``node`` needs, in the table's order; nothing where no result has a gradient."""
+    if not any(v.requires_grad for v in node.results):
+        return ()
+    found = lookup(node)
+    line: Line | None = found.saves if found else None
+    namespace, name = _op_key(node)
+    if line is None and namespace == "aten":
+        plain = name.partition(".")[0]
+        lines = _lines()
+        line = lines.get(f"{plain} by {implementation}")
+        line = lines.get(name, lines.get(plain)) if line is None else line
+    if line is None:
+        return tuple(_by_rule(node))
+    return tuple(line(node) if callable(line) else _read(node, line))
+
+
+def _read(node: Node, line: str) -> Iterator[Kept]:
+    given = arguments(node)
+    for entry in filter(None, line.split(", ")):
+        match = _ENTRY.fullmatch(entry)
+        if match is None:
+            raise ValueError(f"{entry!r} says nothing of what is kept")
+        asking = (match["asking"] or "").split()
+        if asking and not any(v.requires_grad for name in asking for v in _tensors(given.get(name))):
+            continue
+        how, name = match["how"], match["name"]
+        values = _results(node, name) if name.startswith("result") else _tensors(given.get(name))
+        for value in values:
+            itemsize = int(match["bytes"] or 0) or (value.dtype.itemsize if how == "copy" else 0)
+            yield Kept(value, itemsize, folded=how == "folded")
+
+
+def _tensors(argument: object) -> Iterator[Value]:
+    return (leaf for leaf in leaves(argument) if isinstance(leaf, Value))
+
+
+def _results(node: Node, name: str) -> Iterator[Value]:
+    value = node.outputs[int(name.partition(".")[2] or 0)]
+    return iter(() if value is None else (value,))
+
+
+def _by_rule(node: Node) -> Iterator[Kept]:
+    """What follows from the index structure; all operands of an op that has none."""
+    found = lookup(node)
+    signature = found.signature(node) if found else None
+    if found is not None and found.view:
+        return
+    if not isinstance(signature, Signature):
+        yield from map(Kept, node.operands)
+        return
+    if len(signature.additive) == len(node.operands):
+        return
+    for index, value in enumerate(node.operands):
+        others = [v for i, v in enumerate(node.operands) if i != index]
+        if any(v.requires_grad for v in others) if signature.linear else value.requires_grad:
+            yield Kept(value)
