@@ -125,7 +125,7 @@ def test_help_names_every_command(run) -> None:
 def test_check_of_a_text_alone(run) -> None:
     code, out, err = run("check", os.path.relpath(MLP))
     assert (code, err) == (0, "")
-    assert "9 statements, nothing wrong" in out
+    assert "7 statements, nothing wrong" in out
 
 
 def test_check_with_a_model_says_what_was_checked(run) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from placement import lang
+from placement.lang.format import format_text
 
 FOLDER = Path(__file__).resolve().parent.parent / "examples"
 EXAMPLES = sorted(path.parent.name for path in FOLDER.glob("*/model.py"))
@@ -28,7 +29,8 @@ def test_each_example_has_a_spec_with_and_one_without_sequence_parallelism() -> 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 def test_every_pattern_of_a_spec_matches_and_no_parameter_is_placed_twice(path: Path) -> None:
     spec = lang.load(path)
-    lang.check(spec)
+    assert lang.check(spec) == ()
+    assert format_text(path.read_text(encoding="utf-8")) == path.read_text(encoding="utf-8")
     model, example = build(path.parent.name)
     with torch.no_grad():
         outputs = model(**example)
@@ -41,7 +43,7 @@ def test_every_pattern_of_a_spec_matches_and_no_parameter_is_placed_twice(path: 
     for line in spec.values:
         assert any(line.pattern.matches(name) for name, _ in model.named_modules()), line
     assert {str(name) for line in spec.inputs for name in line.names} == set(example)
-    assert {str(name) for line in spec.outputs for name in line.names} == set(outputs)
+    assert {str(name) for line in spec.outputs for name in line.names} <= set(outputs)
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)

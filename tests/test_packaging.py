@@ -1,4 +1,4 @@
-"""What users install: the wheel and the editable install have the grammar, and importing is quick."""
+"""What users install: the wheel and the editable install have all that the language needs, and importing is quick."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+SITE = "import sysconfig; print(sysconfig.get_path('purelib'))"
 ROOT = Path(__file__).resolve().parent.parent
 GRAMMAR = (ROOT / "grammar" / "placement.lark").read_text(encoding="utf-8")
 
@@ -60,6 +62,64 @@ def test_the_wheel_installs_the_command(unpacked: Path) -> None:
     (entry_points,) = unpacked.glob("placement-*.dist-info/entry_points.txt")
     assert "placement = placement.cli:main" in entry_points.read_text(encoding="utf-8")
     _run("from placement.cli import main; assert callable(main)", path=unpacked, cwd=unpacked.parent)
+
+
+@pytest.fixture(scope="module")
+def command(wheel: Path) -> Callable[..., str]:
+    """``command("check", ...)`` runs the wheel's own ``placement`` in a virtual environment, outside the checkout.
+
+    What the package depends on comes from the environment that runs the tests: nothing is downloaded.
+    """
+    folder = wheel.parent / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    scripts, suffix = ("Scripts", ".exe") if os.name == "nt" else ("bin", "")
+    python = folder / scripts / f"python{suffix}"
+    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*install, str(wheel)], check=True, stdin=subprocess.DEVNULL)
+    home = subprocess.run([python, "-c", SITE], check=True, capture_output=True, text=True).stdout.strip()
+    others = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    (Path(home) / "dependencies.pth").write_text("\n".join(others), encoding="utf-8")  # only appended to the path
+
+    def run(*arguments: str, code: int = 0) -> str:
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+        line = [str(folder / scripts / f"placement{suffix}"), *arguments]
+        done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    return run
+
+
+def test_the_installed_command_is_the_wheels_own(command, wheel: Path) -> None:
+    folder = wheel.parent / "venv"
+    (python,) = {folder / "bin" / "python", folder / "Scripts" / "python.exe"} & set(folder.glob("*/python*"))
+    code = "import placement.lang.statements as s; print(s.__file__)"
+    found = subprocess.run([python, "-c", code], cwd=folder, check=True, capture_output=True, text=True).stdout
+    assert folder in Path(found.strip()).parents
+
+
+def test_the_installed_command_checks_and_formats_the_examples(command) -> None:
+    specs = sorted(map(str, (ROOT / "examples").glob("*/*.plc")))
+    assert len(specs) >= 10
+    told = command("check", *specs)
+    assert told.count("nothing wrong") == len(specs)
+    command("fmt", "--check", *specs)
+
+
+def test_the_installed_command_knows_its_codes(command) -> None:
+    page = (ROOT / "docs" / "diagnostics" / "PLC204.md").read_text(encoding="utf-8")
+    assert command("explain", "PLC204").strip() == page.strip()
+
+
+def test_the_installed_command_tells_faults(command, tmp_path: Path) -> None:
+    (tmp_path / "wrong.plc").write_text("mesh tp\nvalue a : Shrad(0) @ tp\n", encoding="utf-8")
+    assert "did you mean 'Shard'?" in command("check", str(tmp_path / "wrong.plc"), code=1)
+
+
+def test_the_installed_command_compiles_the_spec_of_a_model(command) -> None:
+    example = ROOT / "examples" / "mlp"
+    told = command("check", str(example / "mlp.plc"), "--model", f"{example / 'model.py'}:build", "--mesh", "tp=2")
+    assert "fits" in told
 
 
 def test_an_editable_install_reads_the_checkout_and_copies_no_grammar(tmp_path: Path) -> None:

@@ -68,6 +68,11 @@ def schema_arguments(op: Callable[..., Any]) -> tuple[tuple[str, Any], ...]:
     return tuple((a.name, a.default_value) for a in op._schema.arguments) if is_overload(op) else ()
 
 
+def storage_of(tensor: torch.Tensor) -> int:
+    """What tells a tensor's storage from others while it lives, also one without data, which has no address."""
+    return tensor.untyped_storage()._cdata
+
+
 def transient_buffers(module: torch.nn.Module) -> frozenset[str]:
     """Names of the module's own buffers that are no part of its state dict."""
     return frozenset(module._non_persistent_buffers_set)

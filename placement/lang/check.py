@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from placement.lang import conflicts
 from placement.lang.diagnostics import Diagnostic, Diagnostics, did_you_mean
+from placement.lang.source import Span
 from placement.lang.spec import (
     COLLECTIVES,
     LINKS,
@@ -30,10 +31,13 @@ def check(spec: Spec) -> tuple[Diagnostic, ...]:
     found = Diagnostics()
     _check_mesh(spec, found)
     _check_axes(spec, found)
+    _check_lists(spec, found)
+    unnamed: dict[str, list[Span]] = {}
     for statement in spec.placing:
-        _check_dims(spec, statement, found)
+        _check_dims(spec, statement, unnamed, found)
         for placed in statement.placed:
             _check_placement(spec, statement, placed, found)
+    _tell_unnamed(spec, unnamed, found)
     _check_words(spec, found)
     conflicts.check(spec, found)
     return found.sorted(spec.sources)
@@ -61,7 +65,8 @@ def _check_axes(spec: Spec, found: Diagnostics) -> None:
     for user in users:
         if not axes:
             # One cause, told once at the first placement.
-            found.error("PLC111", "no mesh axis is declared", user.span, hint="add a line such as 'mesh tp'")
+            hint = f"add a line such as 'mesh {user.axis or 'tp'}'"
+            found.error("PLC111", "no mesh axis is declared", user.span, hint=hint)
             return
         if user.axis is not None and user.axis not in axes:
             hint = did_you_mean(user.axis, axes) or f"the axes are {', '.join(axes)}"
@@ -78,8 +83,22 @@ def _check_axes(spec: Spec, found: Diagnostics) -> None:
             found.error("PLC113", f"the mesh has several axes and this {what} names none", span, hint=hint)
 
 
-def _check_dims(spec: Spec, statement: PlacingLine, found: Diagnostics) -> None:
-    """A dim's name must come from somewhere, an index must be within the dims that the line itself lists."""
+def _check_lists(spec: Spec, found: Diagnostics) -> None:
+    """A name stands once in a list of dims."""
+    for line in (*spec.inputs, *spec.params):
+        first: dict[str, Name] = {}
+        for name in line.dims or ():
+            if first.setdefault(name, name) is not name:
+                notes = [f"the first one is at {first[name].span}"]
+                hint = "a name stands for one dim: give each its own"
+                found.error("PLC118", f"dim '{name}' twice in one list", name.span, hint=hint, notes=notes)
+
+
+def _check_dims(spec: Spec, statement: PlacingLine, unnamed: dict[str, list[Span]], found: Diagnostics) -> None:
+    """A dim's name must come from somewhere, an index must be within the dims that the line itself lists.
+
+    Names that nothing gives to a dim, and that are near none, go to ``unnamed``.
+    """
     own = statement.dims if isinstance(statement, InputLine | ParamLine) else None
     builtin = () if isinstance(statement, InputLine) else PARAMETER_DIMS
     known = list(dict.fromkeys([*(_declared(spec) if own is None else map(str, own)), *builtin]))
@@ -88,19 +107,30 @@ def _check_dims(spec: Spec, statement: PlacingLine, found: Diagnostics) -> None:
             continue
         dim = placed.placement.dim
         if isinstance(dim, str) and dim not in known:
-            hint = did_you_mean(dim, known) or (f"dims known here: {', '.join(known)}" if known else None)
+            hint = did_you_mean(dim, known)
             if any(dim == axis.name for axis in spec.axes):
                 hint = f"'{dim}' is an axis: write Shard(DIM) @ {dim}"
-            found.error("PLC103", f"unknown dim '{dim}'", placed.dim_span, hint=hint)
+            if hint is None and own is not None:
+                hint = f"the line names {', '.join(map(str, own))}"
+            if hint is None:
+                unnamed.setdefault(dim, []).append(placed.dim_span or placed.span)
+            else:
+                found.error("PLC103", f"unknown dim '{dim}'", placed.dim_span, hint=hint)
         elif isinstance(dim, int) and own is not None and dim >= len(own):
-            notes = ["indices count from 0"]
-            found.error("PLC204", f"dim {dim} of {len(own)}: there is none", placed.dim_span, notes=notes)
-    first: dict[str, Name] = {}
-    for name in own or ():
-        if first.setdefault(name, name) is not name:
-            notes = [f"the first one is at {first[name].span}"]
-            hint = "a name stands for one dim: give each its own"
-            found.error("PLC118", f"dim '{name}' twice in one list", name.span, hint=hint, notes=notes)
+            listed = f"[{', '.join(own)}]"
+            message = f"there is no dim {dim} in {listed}: dims count from 0"
+            found.error("PLC204", message, placed.dim_span)
+
+
+def _tell_unnamed(spec: Spec, unnamed: dict[str, list[Span]], found: Diagnostics) -> None:
+    """A name that is missing is missing once, however often it is used."""
+    if any(d.code == "PLC118" for d in found.sorted()):
+        return  # the list that has one name twice lacks another
+    for dim, spans in unnamed.items():
+        known = ", ".join(dict.fromkeys([*_declared(spec), *PARAMETER_DIMS]))
+        hint = f"an input or param line gives a dim its name, as in: input x : [batch, {dim}]"
+        notes = [f"dims known here: {known}", *(f"it is also at {span}" for span in spans[1:3])]
+        found.error("PLC103", f"no line names a dim '{dim}'", spans[0], hint=hint, notes=notes)
 
 
 def _declared(spec: Spec) -> Iterator[str]:

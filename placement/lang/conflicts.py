@@ -161,8 +161,9 @@ def _dims_disagree(spec: Spec, found: Diagnostics) -> None:
             if line.dims is not None:
                 first_span, first_dims = first.setdefault(name, (span, line.dims))
                 if first_dims != line.dims:
-                    notes = [f"the first ones are at {first_span}"]
-                    found.error("PLC112", f"other dims for {kind} '{name}'", span, notes=notes)
+                    here, there = (f"[{', '.join(dims)}]" for dims in (line.dims, first_dims))
+                    message = f"{kind} '{name}' has the dims {here} here, {there} elsewhere"
+                    found.error("PLC112", message, span, notes=_first(first_span))
 
 
 def _runs_disagree(spec: Spec, found: Diagnostics) -> None:

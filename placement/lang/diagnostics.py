@@ -60,6 +60,9 @@ class Diagnostic:
         return f"{where}{self.severity}[{self.code}]: {self.message}"
 
 
+_SHORTEST = 3  # letters of a name that may be another one cut short
+
+
 class PlacementError(Exception):
     """The spec or the model is at fault. ``diagnostics`` holds everything found, in order of place.
 
@@ -140,7 +143,15 @@ def near(name: str, candidates: Iterable[str]) -> list[str]:
     by_folded: dict[str, str] = {}
     for candidate in candidates:
         by_folded.setdefault(candidate.casefold(), candidate)
-    return [by_folded[c] for c in difflib.get_close_matches(name.casefold(), by_folded, n=2, cutoff=0.7)]
+    folded = name.casefold()
+    alike = difflib.get_close_matches(folded, by_folded, n=2, cutoff=0.7)
+    return [by_folded[c] for c in alike or [c for c in by_folded if _shortens(c, folded)][:2]]
+
+
+def _shortens(one: str, other: str) -> bool:
+    """Whether one name is the other cut short: ``seq`` and ``sequence``."""
+    short, long = sorted((one, other), key=len)
+    return len(short) >= _SHORTEST and long.startswith(short)
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str | None:

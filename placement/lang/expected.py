@@ -39,6 +39,9 @@ _EXPECTED = {  # terminals in the words of a message, in the order in which a me
 }
 
 
+_STRAY = {"'": "strings stand in double quotes", ";": "a statement ends with its line"}
+
+
 def report(fault: UnexpectedTokenError, text: str, raw: Raw, source: Source, found: Diagnostics) -> None:
     """Say what was expected at the place where the parser stopped in ``text``, and what stands there."""
     match = re.compile(_FOUND).match(text, fault.start)
@@ -49,13 +52,42 @@ def report(fault: UnexpectedTokenError, text: str, raw: Raw, source: Source, fou
     if END in accepted and there in KEYWORDS:
         found.error("PLC009", "a statement starts on a line of its own", span, hint="begin a new line here")
     elif there and not (there[0].isalnum() or there[0] in _PUNCTUATION or there[0] == "_"):
-        hint = "strings stand in double quotes" if there == "'" else None
+        hint = _STRAY.get(there)
         found.error("PLC004", f"unexpected character {there!r}", span, hint=hint)
     else:
         expected = _listed(words for name, words in _EXPECTED.items() if name in accepted)
+        hint = _slip(raw.keyword, text, fault.start, there, accepted)
         code = "PLC013" if accepted in ({"NUMBER"}, {"QUANTITY"}) else "PLC003"
         shown = f"found {_quoted(there)}" if there else "found the end of the statement"
-        found.error(code, f"expected {expected}, {shown}", span)
+        found.error(code, f"expected {expected}, {shown}", span, hint=hint)
+
+
+def _slip(keyword: str, text: str, at: int, there: str, accepted: set[str]) -> str | None:
+    """How to write what was probably meant, for slips that people bring along from elsewhere."""
+    before = text[:at].rstrip()
+    places = accepted >= {END, "AT"}  # after a placement
+    slips: list[tuple[bool, str]] = [
+        (text.startswith("//", at), "a comment begins with '#'"),
+        (there.startswith('"'), "names stand without quotes"),
+        (there == "=" and {"COMMA", "RPAR"} <= accepted, "write the dim alone, as in Shard(seq) or Shard(0)"),
+        (there == "-" and {"COMMA", "RPAR"} <= accepted, "a name has letters, digits and '_'"),
+        (there == "=" and places, "write a placement and its axis as in Shard(seq) @ tp"),
+        (there.isidentifier() and places, "an axis stands after '@', as in Shard(seq) @ tp"),
+        (
+            there in "([" and before.endswith("@"),
+            "each axis has a placement of its own: Shard(seq) @ tp, auto @ dp",
+        ),
+        (keyword == "mesh" and there in "(,", "a line declares one axis, as in: mesh tp = 8"),
+        (there == "[" and "KIND" in accepted, _where_dims(keyword)),
+        (there == "[" and "COLON" in accepted, "an index range is written [0-3]"),
+    ]
+    return next((hint for found, hint in slips if found and there), None)
+
+
+def _where_dims(keyword: str) -> str:
+    if keyword in ("input", "param"):
+        return "the list of dims comes first, the placements after it"
+    return "dims are named on input and param lines"
 
 
 def _listed(words: Iterable[str]) -> str:

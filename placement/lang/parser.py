@@ -106,7 +106,8 @@ class _Reader:
             content = self.read(file)
         except (OSError, ValueError) as error:  # ValueError: a NUL in the path
             reason = getattr(error, "strerror", None) or str(error)
-            self.found.error("PLC014", f"cannot read '{file}': {reason.lower()}", at)
+            hint = None if at is None else "the name is looked up beside the file that includes it"
+            self.found.error("PLC014", f"cannot read '{file}': {reason.lower()}", at, hint=hint)
             return None
         if isinstance(content, str):
             return content
@@ -153,15 +154,12 @@ class _Reader:
         elif raw.keyword not in KEYWORDS:
             hint = did_you_mean(raw.keyword, KEYWORDS) or f"the statements are {', '.join(KEYWORDS)}"
             self.found.error("PLC002", f"unknown statement '{raw.keyword}'", span, hint=hint)
-        elif raw.block is not None and raw.keyword not in _IN_BLOCKS and self._is_block(raws[raw.block]):
+        elif raw.block is not None and raw.keyword not in _IN_BLOCKS and _is_block(raws[raw.block]):
             message = f"'{raw.keyword}' is not allowed inside a block"
             self.found.error("PLC010", message, span, hint=f"a block holds {', '.join(_IN_BLOCKS)}")
         else:
             return True
         return False
-
-    def _is_block(self, opener: Raw) -> bool:
-        return opener.keyword == "within" and not opener.broken
 
     def _include(self, file: str, name: Name) -> None:
         path = os.path.normpath(os.path.join(os.path.dirname(file), name))  # noqa: PTH118, PTH120 - names stay text
@@ -177,6 +175,11 @@ class _Reader:
                 self.done.add(identity)
             else:
                 self.take(path, text)
+
+
+def _is_block(opener: Raw) -> bool:
+    """Whether the block is one; of one left open no one can say where it was meant to end."""
+    return opener.keyword == "within" and not opener.broken and opener.closed
 
 
 def _identity(path: str) -> str:

@@ -14,6 +14,7 @@ MAX_ALTERNATIVES = 1000
 """Alternatives are multiplied out, which keeps matching linear; past this many a pattern is refused."""
 
 _TOKEN = re.compile(r"\{|\}|,|\s+|\[[^\]]*\]|\[|\.|\*+|[\w-]+|.", re.DOTALL)
+_RANGE_FORM = "an index range is written [first-last]"
 _RANGE = re.compile(r"\[([0-9]{1,9})-([0-9]{1,9})\]")
 
 
@@ -78,7 +79,9 @@ def _check_piece(piece: str, start: int, end: int) -> None:
     if piece.startswith("["):
         bounds = _RANGE.fullmatch(piece)
         if bounds is None:
-            raise PatternError("an index range is written [first-last]", start, end)
+            one = piece[1:-1].strip()
+            text = f"a single index has no brackets: layers.{one}.mlp" if one.isdecimal() else _RANGE_FORM
+            raise PatternError(text, start, end)
         if int(bounds[1]) > int(bounds[2]):
             raise PatternError(f"the index range {piece} is empty", start, end)
     elif piece.startswith("***"):
@@ -94,7 +97,8 @@ def _check_flat(flat: str, text: str) -> None:
         if not segment:
             raise PatternError(f"an empty segment{shown}", 0, len(text))
         if "**" in segment and segment != "**":
-            raise PatternError(f"'**' stands for whole segments, but is part of {segment!r}", 0, len(text))
+            message = f"'**' stands for whole segments, but is part of {segment!r}: inside one write '*'"
+            raise PatternError(message, 0, len(text))
 
 
 def _flat_regex(flat: str) -> str:

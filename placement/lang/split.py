@@ -47,7 +47,8 @@ class Raw(NamedTuple):
     """One statement as a stretch of text: ``keyword`` is its first word, which may be unknown.
 
     ``block`` is the index of the ``within`` statement that it lies in, among the statements of the file.
-    ``broken`` says that its fault is already reported; it is kept, since a block may hang on it.
+    ``broken`` says that its fault is already reported; it is kept, since a block may hang on it. ``closed`` is False
+    for the opening of a block that nothing closes.
     """
 
     keyword: str
@@ -55,6 +56,7 @@ class Raw(NamedTuple):
     end: int
     block: int | None
     broken: bool = False
+    closed: bool = True
 
 
 class _Block(NamedTuple):
@@ -97,6 +99,7 @@ class _Splitter:
             else:
                 at, fresh = self._statement(at, fresh=fresh), False
         for block in self.blocks:
+            self.raws[block.statement] = self.raws[block.statement]._replace(closed=False)
             if not block.reported:
                 self._error("PLC007", "this block is not closed", block.opened, hint="add the missing '}'")
         return self.raws
@@ -114,7 +117,7 @@ class _Splitter:
         if self.blocks:
             self.blocks.pop()
         else:
-            self._error("PLC008", "this '}' closes no block", at)
+            self._error("PLC008", "this '}' closes no block", at, hint="take it out")
 
     def _add(self, keyword: str, start: int, end: int, *, broken: bool = False) -> None:
         block = self.blocks[-1].statement if self.blocks else None
@@ -141,7 +144,9 @@ class _Splitter:
             self._error("PLC006", "this string is not closed", extent.string, extent.end)
         elif unclosed:
             broken = True
-            self._error("PLC005", f"this '{self.text[unclosed[0]]}' is not closed", unclosed[0])
+            opened = self.text[unclosed[0]]
+            closer = next(closer for closer, opener in _CLOSES.items() if opener == opened)
+            self._error("PLC005", f"this '{opened}' is not closed", unclosed[0], hint=f"add the missing '{closer}'")
         elif keyword == "within" and not opens:
             broken = True
             self._error(

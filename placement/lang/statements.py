@@ -109,11 +109,11 @@ class _Builder:
     def _name(self, tree: Node) -> Name:
         return self._word(tree.token)
 
-    def _number(self, token: Token, what: str, least: int) -> int | None:
+    def _number(self, token: Token, what: str, least: int, hint: str | None = None) -> int | None:
         if _is_number(token.text) and int(token.text) >= least:
             return int(token.text)
         message = f"{what} is a whole number from {least}, not '{token.text}'"
-        self.found.error("PLC013", message, self._span(token))
+        self.found.error("PLC013", message, self._span(token), hint=hint)
         return None
 
     def _quantity(self, tree: Node, unit: Unit | None, what: str) -> Quantity:
@@ -128,8 +128,7 @@ class _Builder:
         start = self.raw.start + token.start
         place = self.source.span(start + match.start("unit"), start + match.end("unit")) if name else span
         if name and name not in UNITS:
-            hint = did_you_mean(name, UNITS) or f"the units are {', '.join(UNITS)}"
-            self.found.error("PLC011", f"unknown unit '{name}'", place, hint=hint)
+            self.found.error("PLC011", f"unknown unit '{name}'", place, hint=_near_unit(name, unit))
         elif unit is None and not name and "." in number:
             self.found.error("PLC013", f"a count is a whole number, not '{number}'", span)
         elif unit is None and name and UNITS[name][0] != "bytes":
@@ -281,7 +280,8 @@ class _Builder:
         if kind.text == "Shard":
             return self._shard(kind, given)
         if called:
-            self.found.error("PLC018", f"{kind.text} takes no arguments", self._span(kind))
+            hint = f"write {kind.text}"
+            self.found.error("PLC018", f"{kind.text} takes no arguments", self._span(kind), hint=hint)
             return None
         return {"Replicate": Replicate(), "Partial": Partial(), "auto": Auto()}[kind.text]
 
@@ -292,12 +292,13 @@ class _Builder:
             return None
         dim: str | int | None = given[0].text
         if given[0].kind == "NUMBER":
-            dim = self._number(given[0], "the index of a dim", 0)
+            dim = self._number(given[0], "the index of a dim", 0, "count dims from the first, or give them names")
         order: Order | None = "contiguous"
         if len(given) > 1:
             order = ORDERS.get(given[1].text)
             if order is None:
-                hint = did_you_mean(given[1].text, ORDERS) or f"the orders are {' and '.join(ORDERS)}"
+                hint = did_you_mean(given[1].text, ORDERS)
+                hint = hint or f"the orders are {' and '.join(ORDERS)}; an axis is named as in {kind.text}({dim}) @ tp"
                 self.found.error("PLC018", f"unknown order '{given[1].text}'", self._span(given[1]), hint=hint)
         return None if dim is None or order is None else Shard(dim, order)
 
@@ -317,6 +318,17 @@ _MAKERS: dict[str, Callable[[_Builder, Node], Parsed]] = {
     "within": _Builder.within_,
     "include": _Builder.include,
 }
+
+
+def _near_unit(name: str, measured: Unit | None) -> str:
+    """What an unknown unit may have been meant to be, among those of what is measured where that is known."""
+    bits = re.fullmatch(r"([KMGT])b(?:/s|ps)", name)
+    if bits is not None:
+        return f"write {bits[1]}bit/s for bits, {bits[1]}B/s for bytes"
+    fitting = [unit for unit, (of, _, _) in UNITS.items() if measured in (None, of)]
+    begun = [unit for unit in fitting if unit.casefold().startswith(name.casefold())][:2]
+    near = f"did you mean {' or '.join(map(repr, begun))}?" if begun else None
+    return did_you_mean(name, fitting) or near or f"the units are {', '.join(fitting)}"
 
 
 def _is_number(text: str) -> bool:

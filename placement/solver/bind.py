@@ -6,7 +6,7 @@ and reports every fault of the spec at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import sympy
@@ -17,7 +17,9 @@ from placement.lang.diagnostics import Diagnostic, Diagnostics, did_you_mean
 from placement.lang.spec import OutputLine, ParamLine, Placed, Span, Spec, ValueLine
 from placement.rules import Context, signature_of
 from placement.solver.cost import DEVICES, LINKS, Link, Machine, defaults, known_link
-from placement.solver.nearest import divisors, multiples, nearest
+from placement.solver.inputs import check_inputs, dims_fit, shown
+from placement.solver.nearest import divisors, multiples
+from placement.solver.unmatched import unmatched_lines
 from placement.solver.unsupported import refuse
 from placement.types import Auto, I, P, Partial, R, Replicate, S, Shard, Type
 
@@ -69,13 +71,18 @@ _PARAMETER_DIMS: dict[str, dict[str, tuple[str, ...]]] = {
 
 def parameter_dims(modules: Mapping[str, ModuleInfo], parameter: Parameter) -> tuple[str, ...]:
     """The names that a parameter's dims have by the class of the module that owns it, () where there are none."""
+    return next(_owners_dims(modules, parameter), ())
+
+
+def _owners_dims(modules: Mapping[str, ModuleInfo], parameter: Parameter) -> Iterator[tuple[str, ...]]:
+    """As above, for each module that owns the parameter: a tied one is ``vocab`` here and ``out`` there."""
     for name in parameter.names:
         path, _, leaf = name.rpartition(".")
         for base in modules[path].type.__mro__ if path in modules else ():
             dims = _PARAMETER_DIMS.get(f"{base.__module__}.{base.__qualname__}", {}).get(leaf)
             if dims:
-                return dims
-    return ()
+                yield dims
+                break
 
 
 def bind(
@@ -93,17 +100,18 @@ def bind(
     found = Diagnostics()
     refuse(spec, found)
     axis, machine = _mesh(spec, axes, device_type, found)
-    _check_inputs(graph, spec, found)
+    check_inputs(spec, {i.name: i.value.shape for i in graph.inputs}, found)
     found.raise_if_any(spec.sources)
+    unmatched = unmatched_lines(graph, spec, found)
+    if any(isinstance(line, ParamLine) and line.dims is not None for line in unmatched):
+        found.raise_if_any(spec.sources)  # names that they give to dims would be missing everywhere
     named = _named_dims(graph, spec, found)
-    found.raise_if_any(spec.sources)
+    if any(d.code == "PLC107" for d in found.sorted()):
+        found.raise_if_any(spec.sources)
     try:
         dims = infer(graph, signature_of, named)
     except NameClashError as error:
-        span = error.where if isinstance(error.where, Span) else None
-        found.error(
-            "PLC108", f"dim '{error.name}' of '{error.value.name}' has another size than '{error.name}' elsewhere", span
-        )
+        _tell_clash(error, graph, named, found)
         found.raise_if_any(spec.sources)
         raise
     hints = {symbol: (sizes or {}).get(symbol.name, hint) for symbol, hint in graph.hints().items()}
@@ -133,16 +141,18 @@ def _mesh(spec: Spec, axes: Mapping[str, int], device_type: str, found: Diagnost
     name = str(declared.name)
     for given in axes:
         if given not in {str(a.name) for a in spec.axes}:
-            hint = did_you_mean(given, [name])
-            found.error(
-                "PLC101", f"the mesh has an axis '{given}' that the spec does not declare", declared.span, hint=hint
-            )
+            text = f"the mesh has an axis '{given}' that the spec does not declare"
+            hint = did_you_mean(given, [name]) or f"the axis of the spec is '{name}'"
+            found.error("PLC101", text, declared.name.span, hint=hint)
+    found.raise_if_any(spec.sources)
     size = axes.get(name, declared.size)
     if size is None:
-        found.error("PLC102", f"the size of axis '{name}' is not known", declared.span, hint=f"write: mesh {name} = 2")
+        hint = f"write it here, as in: mesh {name} = 2; or give a mesh: --mesh {name}=2"
+        found.error("PLC102", f"the size of axis '{name}' is not known", declared.span, hint=hint)
     elif declared.size is not None and size != declared.size:
         text = f"axis '{name}' is {declared.size} in the spec and {size} in the mesh"
-        found.error("PLC102", text, declared.size_span or declared.span)
+        hint = f"leave the size out, then the mesh decides: mesh {name}"
+        found.error("PLC102", text, declared.size_span or declared.span, hint=hint)
     device, link = defaults(device_type)
     if spec.device is not None:
         if str(spec.device.name) not in DEVICES:
@@ -166,40 +176,41 @@ def _mesh(spec: Spec, axes: Mapping[str, int], device_type: str, found: Diagnost
     return Axis(name, size), Machine(device, link, size)
 
 
-def _check_inputs(graph: Graph, spec: Spec, found: Diagnostics) -> None:
-    known = {i.name: i for i in graph.inputs}
-    for line in spec.inputs:
-        for name in line.names:
-            if name not in known:
-                hint = did_you_mean(name, known) or f"inputs of the example: {', '.join(known)}"
-                found.error("PLC105", f"the model has no input '{name}'", name.span, hint=hint)
-            elif line.dims is not None and len(line.dims) != len(known[name].value.shape):
-                rank = len(known[name].value.shape)
-                found.error(
-                    "PLC107",
-                    f"input '{name}' has {rank} dims, not {len(line.dims)}",
-                    line.dims[0].span if line.dims else name.span,
-                )
-
-
 def _named_dims(graph: Graph, spec: Spec, found: Diagnostics) -> list[NamedDims]:
-    named = []
+    named: list[NamedDims] = []
     inputs = {i.name: i.value for i in graph.inputs}
     for line in spec.inputs:
         if line.dims is not None:
-            named += [NamedDims(inputs[str(name)], tuple(map(str, line.dims)), line.span) for name in line.names]
+            named += [NamedDims(inputs[str(name)], tuple(map(str, line.dims)), line.dims) for name in line.names]
     for line in spec.params:
         if line.dims is None:
             continue
         for parameter in graph.parameters:
             if any(line.pattern.matches(name) for name in parameter.names):
-                if len(parameter.value.shape) != len(line.dims):
-                    rank = len(parameter.value.shape)
-                    text = f"parameter '{parameter.name}' has {rank} dims, not {len(line.dims)}"
-                    found.error("PLC107", text, line.dims[0].span if line.dims else line.span)
-                else:
-                    named.append(NamedDims(parameter.value, tuple(map(str, line.dims)), line.span))
+                value = parameter.value
+                if dims_fit(line, f"parameter '{parameter.name}'", value.shape, found):
+                    named.append(NamedDims(value, tuple(map(str, line.dims)), line.dims))
     return named
+
+
+def _tell_clash(error: NameClashError, graph: Graph, named: Sequence[NamedDims], found: Diagnostics) -> None:
+    """One name for two dims: what each of them is, and where the other one has the name."""
+    what = {i.value: f"input '{i.name}'" for i in graph.inputs}
+    what |= {p.value: f"parameter '{p.name}'" for p in graph.parameters}
+
+    def told(given: NamedDims) -> tuple[Size, str, Span | None]:
+        index = given.names.index(error.name)
+        listed = given.where if isinstance(given.where, tuple) else ()
+        return given.value.shape[index], what[given.value], listed[index].span if listed else None
+
+    size, here, span = told(next(g for g in named if g.value is error.value and g.where is error.where))
+    other, there, first = told(next(g for g in named if error.name in g.names))
+    text = f"dim '{error.name}' is {size} in {here} and {other} in {there}"
+    if size == other:
+        text = f"dim '{error.name}' of {here} and of {there} are {size}, but of unlike parts"
+    shape = f"the shape of {here} is {shown(error.value.shape)}"
+    notes = [f"it has that name at {first}"] if first is not None and first != span else []
+    found.error("PLC108", text, span, notes=[shape, *notes])
 
 
 def _dynamic(graph: Graph, spec: Spec, hints: Mapping[sympy.Symbol, int]) -> frozenset[sympy.Symbol]:
@@ -210,13 +221,33 @@ def _dynamic(graph: Graph, spec: Spec, hints: Mapping[sympy.Symbol, int]) -> fro
     """
     lines = (*spec.inputs, *spec.params, *spec.values, *spec.outputs)
     spoken = {str(p.placement.dim) for line in lines for p in line.placed if isinstance(p.placement, Shard)}
+    by_index = {size for size in _cut_by_index(graph, spec) if isinstance(size, sympy.Symbol)}
     symbols = [s.symbol for s in graph.symbols]
-    allowed = {s for s in symbols if s.name in spoken}
+    allowed = {s for s in symbols if s.name in spoken or s in by_index}
     rest = [s for s in symbols if s not in allowed]
     if rest:
         longest = max(hints[s] for s in rest)
         allowed |= {[s for s in rest if hints[s] == longest][-1]}
     return frozenset(allowed)
+
+
+def _cut_by_index(graph: Graph, spec: Spec) -> Iterator[Size]:
+    """The sizes of the dims that ``Shard(0)`` and the like speak of, where it is not a parameter's."""
+    inputs = {i.name: i.value for i in graph.inputs}
+    outputs = {o.name: o.value for o in graph.outputs if o.value is not None}
+    spoken = [(inputs[name], line.placed) for line in spec.inputs for name in line.names if name in inputs]
+    spoken += [(outputs[name], line.placed) for line in spec.outputs for name in line.names if name in outputs]
+    for line in (line for line in spec.values if any(isinstance(d, int) for d in _shard_dims(line.placed))):
+        infos = [info for path, info in graph.modules.items() if line.pattern.matches(path)]
+        spoken += [(values[0], line.placed) for info in infos for values in info.returned.values() if values]
+    for value, placed in spoken:
+        for dim in _shard_dims(placed):
+            if isinstance(dim, int) and -len(value.shape) <= dim < len(value.shape):
+                yield value.shape[dim]
+
+
+def _shard_dims(placed: Sequence[Placed]) -> list[str | int]:
+    return [item.placement.dim for item in placed if isinstance(item.placement, Shard)]
 
 
 class _Binder:
@@ -256,16 +287,8 @@ class _Binder:
         lines: dict[Parameter, ParamLine] = {}
         for line in self.spec.params:
             matched = [p for p in self.graph.parameters if any(line.pattern.matches(name) for name in p.names)]
-            if not matched:
-                self._matches_nothing(line)
-            if not line.placed:
-                continue
-            for parameter in matched:
-                if parameter in lines:
-                    other = lines[parameter].span
-                    text = f"'{parameter.name}' is placed by two statements"
-                    self.found.error("PLC201", text, line.pattern.span, notes=(f"the other is {other}",))
-                lines[parameter] = line
+            for parameter in matched if line.placed else ():
+                self._same_parameter(parameter, lines.setdefault(parameter, line), line)
         pins = {}
         for parameter in self.graph.parameters:
             line = lines.get(parameter)
@@ -289,21 +312,19 @@ class _Binder:
         produced = {v for node in self.graph.nodes for v in node.results}
         for line in self.spec.values:
             matched = [info for path, info in self.graph.modules.items() if line.pattern.matches(path)]
-            if not matched:
-                self._matches_nothing(line)
             placed = self.placed(line.placed)
             for info in matched:
                 firsts = [values[0] for values in info.returned.values() if values and values[0] in produced]
-                if not firsts and not info.returned:
-                    text = f"module '{info.path}' returns no tensor that could be placed"
-                    self.found.error("PLC104", text, line.pattern.span)
+                if not firsts:
+                    self._returns_nothing(line, info)
                 for value in firsts:
-                    if value in lines and lines[value][0] is not line:
-                        text = f"the output of '{info.path}' is placed by two statements"
-                        self.found.error(
-                            "PLC202", text, line.pattern.span, notes=(f"the other is {lines[value][0].span}",)
-                        )
-                    lines[value] = (line, info.path)
+                    earlier, path = lines.setdefault(value, (line, info.path))
+                    other = self.placed(earlier.placed)
+                    if placed and other and line is not earlier:
+                        same = "" if path == info.path else f", which is what '{path}' returns,"
+                        text = f"the output of '{info.path}'{same} is placed {_twice(placed, other)}"
+                        notes = [f"'{earlier.pattern}' at {earlier.pattern.span} speaks of it too"]
+                        self.found.error("PLC202", text, placed.span, notes=notes)
                     if placed and not isinstance(placed.placement, Auto):
                         kinds = self.types(value, placed, f"the output of '{info.path}'")
                         # Replicate is I where there is a choice: R would let the gradient stay partial through the
@@ -337,15 +358,38 @@ class _Binder:
                 pins[output] = Pin(kinds[:1], placed.span)
         return pins
 
-    def _matches_nothing(self, line: ParamLine | ValueLine) -> None:
-        modules = [path for path in self.graph.modules if path]
-        parameters = [name for p in self.graph.parameters for name in p.names]
-        if isinstance(line, ParamLine):
-            what, names, others = "parameter", parameters, {"value": modules}
+    def _same_parameter(self, parameter: Parameter, earlier: ParamLine, line: ParamLine) -> None:
+        """One line places a parameter, under whichever of its names; two that agree today will not tomorrow."""
+        placed, other = self.placed(line.placed), self.placed(earlier.placed)
+        if line is earlier or placed is None or other is None:
+            return
+        here, there = (next(n for n in parameter.names if one.pattern.matches(n)) for one in (line, earlier))
+        text = f"parameter '{here}' is placed {_twice(placed, other)}"
+        notes = [f"'{earlier.pattern}' at {earlier.pattern.span} speaks of it too"]
+        if here != there:
+            notes.insert(0, f"'{here}' and '{there}' are one parameter: the model ties them")
+        self.found.error("PLC201", text, placed.span, notes=notes)
+
+    def _returns_nothing(self, line: ValueLine, info: ModuleInfo) -> None:
+        """A module without an output that a line could place: why, and what to name instead."""
+        hint = None
+        given = next((value for values in info.returned.values() for value in values), None)
+        if {"ModuleList", "ModuleDict"} & {base.__name__ for base in info.type.__mro__}:
+            text = f"'{info.path}' is a {info.type.__name__}: it is never called and returns nothing"
+            if any(path.rpartition(".")[0] == info.path for path in self.graph.modules):
+                hint = f"name its members: {line.pattern.own}.*"
+        elif given is not None:
+            what = "an input" if any(given is i.value for i in self.graph.inputs) else "a parameter"
+            text = f"what module '{info.path}' returns is {what} of the model"
+            hint = f"place it where it comes from, on {'an input' if what == 'an input' else 'a param'} line"
+        elif info.returned:
+            text = f"module '{info.path}' returns no tensor that could be placed"
+        elif any(call.path == info.path for node in self.graph.nodes for call in node.stack):
+            text = f"what module '{info.path}' returns is not known: the capture of the model lost it"
+            hint = "place what a module inside it or around it returns"
         else:
-            what, names, others = "module", modules, {"param": parameters}
-        hint = nearest(str(line.pattern), names, others)
-        self.found.error("PLC104", f"pattern '{line.pattern}' matches no {what}", line.pattern.span, hint=hint)
+            text = f"module '{info.path}' is never called with this example"
+        self.found.error("PLC104", text, line.pattern.span, hint=hint)
 
     # -- placements to types ---------------------------------------------------------------------
 
@@ -370,25 +414,40 @@ class _Binder:
         rank = len(value.shape)
         if isinstance(dim, int):
             if not -rank <= dim < rank:
-                self.found.error("PLC204", f"{what} has {rank} dims, there is no dim {dim}", span)
+                text = f"{what} is a scalar: it has no dim to shard"
+                if rank:
+                    shape = self._described(value, parameter)
+                    text = f"{what} has {rank} dim{'s' if rank > 1 else ''}, counted from 0: {shape}"
+                self.found.error("PLC204", text, span, hint=None if rank else "write Replicate")
                 return None
             return self.dims.of(value)[dim]
-        own = parameter_dims(self.graph.modules, parameter) if parameter else ()
-        if dim in own and own.index(dim) < rank:
-            return self.dims.of(value)[own.index(dim)]
+        owners = tuple(_owners_dims(self.graph.modules, parameter)) if parameter else ()
+        for own in owners:
+            if dim in own and own.index(dim) < rank:
+                return self.dims.of(value)[own.index(dim)]
         if dim in self.dims.names:
             wanted = self.dims.names[dim]
             for factors in self.dims.of(value):
                 if wanted and all(f in factors for f in wanted):
                     return wanted
-            text = f"{what} has no dim '{dim}': its dims are {self.dims.describe(value)}"
+            text = f"{what} has no dim '{dim}': its dims are {self._described(value, parameter)}"
             self.found.error("PLC204", text, span, hint=self._where_named(value, dim, wanted))
             return None
-        names = [*own, *self.dims.names]
-        self.found.error(
-            "PLC103", f"unknown dim '{dim}'", span, hint=did_you_mean(dim, names) or f"known here: {', '.join(names)}"
-        )
+        names = [*(name for own in owners for name in own), *self.dims.names]
+        text = f"{what} has no dim '{dim}': its dims are {self._described(value, parameter)}"
+        self.found.error("PLC103", text, span, hint=did_you_mean(dim, names))
         return None
+
+    def _described(self, value: Value, parameter: Parameter | None = None) -> str:
+        """``[batch, seq, 64]``: each dim by a name that it may be called, else its size."""
+        owners = tuple(_owners_dims(self.graph.modules, parameter)) if parameter else ()
+        called = [own for own in owners if len(own) == len(value.shape)][:1]
+        return shown([called[0][i] if called else self._called(value, i) for i in range(len(value.shape))])
+
+    def _called(self, value: Value, index: int) -> str:
+        factors = self.dims.of(value)[index]
+        named = (name for name, wanted in self.dims.names.items() if wanted and wanted == factors)
+        return next(named, str(value.shape[index]))
 
     def _where_named(self, value: Value, dim: str, wanted: Factors) -> str | None:
         """A weight whose dim is one of the value's and of the right size: naming it there joins the two."""
@@ -396,8 +455,9 @@ class _Binder:
         for parameter in self.graph.parameters:
             for index, factors in enumerate(self.dims.of(parameter.value)):
                 if factors in own and _extent(factors) == _extent(wanted):
-                    names = ", ".join(dim if i == index else f"d{i}" for i in range(len(parameter.value.shape)))
-                    return f"if it is the same dim, name it there too: param {parameter.name} : [{names}]"
+                    called = [self._called(parameter.value, i) for i in range(len(parameter.value.shape))]
+                    names = [dim if i == index else n if n.isidentifier() else f"d{i}" for i, n in enumerate(called)]
+                    return f"if it is the same dim, name it there too: param {parameter.name} : {shown(names)}"
         return None
 
     def shard(
@@ -405,13 +465,17 @@ class _Binder:
     ) -> tuple[Type, ...]:
         """The shard of a dim: its first factor that does not count pieces, or as few more as the axis needs."""
         rest = _beyond_pieces(factors)
+        if factors and not rest:
+            text = f"{what} cannot be cut there: an op takes the dim apart into {_extent(factors)} pieces"
+            self.found.error("PLC204", text, placed.dim_span or placed.span)
+            return ()
         run = leading(self.context, factors)
         if run is None:
             return self._indivisible(value, rest, placed, what, parameter)
         if self.dims.locate(value, run) is None:
             self.found.error(
                 "PLC204",
-                f"{what} cannot be cut there: its dims are {self.dims.describe(value)}",
+                f"{what} cannot be cut there: its dims are {self._described(value, parameter)}",
                 placed.dim_span or placed.span,
             )
             return ()
@@ -422,16 +486,21 @@ class _Binder:
     ) -> tuple[Type, ...]:
         first = factors[0].size if factors else 1
         if parameter is not None and len(factors) > 1 and isinstance(first, int):
-            parts = f"{first} times {_product(factors[1:])}"
-            note = f"{what} stays replicated: {parts} does not divide into {self.axis.n} blocks of whole parts"
+            parts = f"{_extent(factors)} are {first} parts of {_extent(factors[1:])}"
+            note = f"{what} stays replicated: {parts}, which axis '{self.axis.name}' of {self.axis.n} does not divide"
             self.notes.append(Diagnostic("PLC203", note, placed.dim_span or placed.span, severity="note"))
             return _unsharded(value)
-        size = first if isinstance(first, int) else f"{first} = {evaluate(first, self.context.hints)}"
+        size = _extent(factors)
+        whole = evaluate(size, self.context.hints)
         dim = placed.placement.dim if isinstance(placed.placement, Shard) else ""
-        text = f"dim '{dim}' of {what} is {size}, which axis '{self.axis.name}' of {self.axis.n} does not divide"
-        whole = evaluate(first, self.context.hints)
-        ranks = ", ".join(map(str, divisors(whole)))
-        hint = f"a size of {multiples(whole, self.axis.n)} would do" + (f", or {ranks} ranks" if ranks else "")
+        text = f"dim '{dim}' of {what} is {whole if isinstance(size, int) else f'{size} = {whole}'}"
+        parts = evaluate(first, self.context.hints)
+        if len(factors) > 1:
+            text += f", in {parts} parts of {evaluate(_extent(factors[1:]), self.context.hints)}"
+        text += f", which axis '{self.axis.name}' of {self.axis.n} does not divide"
+        ranks = ", ".join(map(str, divisors(parts)))
+        count = "a size" if len(factors) == 1 else "a number of parts"
+        hint = f"{count} of {multiples(parts, self.axis.n)} would do" + (f", or {ranks} ranks" if ranks else "")
         self.found.error("PLC203", text, placed.dim_span or placed.span, hint=hint)
         return ()
 
@@ -452,6 +521,12 @@ def _beyond_pieces(factors: Factors) -> Factors:
     return factors
 
 
+def _twice(placed: Placed, other: Placed) -> str:
+    if placed.placement == other.placement:
+        return f"{placed.placement!r} by two lines: one is enough"
+    return f"{placed.placement!r} here, {other.placement!r} elsewhere"
+
+
 def _unsharded(value: Value) -> tuple[Type, ...]:
     return (I, R) if value.requires_grad else (R,)
 
@@ -461,7 +536,3 @@ def _extent(factors: Factors) -> Size:
     for factor in factors:
         total = total * factor.size
     return total
-
-
-def _product(factors: Factors) -> str:
-    return "·".join(str(f.size) for f in factors)

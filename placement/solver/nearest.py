@@ -24,6 +24,7 @@ def nearest(pattern: str, names: Iterable[str], others: Mapping[str, Iterable[st
     ``others`` are paths of other kinds by what a statement that takes them is called: where the pattern matches one
     of those, that is said.
     """
+    names = list(names)
     for statement, paths in (others or {}).items():
         matched = next((path for path in paths if path and compile_pattern(pattern).fullmatch(path)), None)
         if matched is not None:
