@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,10 @@ from placement.lang.check import check as check_spec
 from placement.lang.diagnostics import Diagnostic, Diagnostics, PlacementError
 from placement.lang.spec import Spec
 from placement.propose import mended
-from placement.report import explain_text, to_html, to_json
-from placement.report.dot import to_dot
+from placement.report import explain_data, view
+from placement.report.against import checked, saved
+from placement.report.budgets import broken
+from placement.report.views import check_view
 from placement.runtime import Program, Simulated, SimulatedMesh
 from placement.solver.bind import bind
 from placement.solver.build import plan as solve
@@ -51,12 +53,13 @@ def plan(
     example: Example,
     sizes: Mapping[str, int] | None = None,
     device_type: str | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> Plan:
     """The plan for ``model`` on ``mesh``, without a module.
 
     ``mesh`` may be sizes by axis name, or None where the spec has them. ``sizes`` replaces the example's
-    sizes of named dims in prices. Nothing is computed: the model may be on the meta device.
-    Raises PlacementError.
+    sizes of named dims in prices. Nothing is computed: the model may be on the meta device. ``say`` is told what
+    begins: ``capturing the model``, ``solving``. Raises PlacementError, also for a plan that breaks an ``expect`` line.
     """
     spec = read(spec)
     faults = check_spec(spec)
@@ -66,6 +69,8 @@ def plan(
     dims = {
         str(name): tuple(map(str, line.dims)) for line in spec.inputs if line.dims is not None for name in line.names
     }
+    say = say or (lambda _: None)
+    say("capturing the model")
     started = time.perf_counter()
     given = _global(example, spec, mesh)
     try:
@@ -78,9 +83,13 @@ def plan(
     try:
         bound = bind(graph, spec, axes, device_type=device_type or kind, sizes=sizes)
         binding = time.perf_counter()
+        say("solving")
         made = solve(bound, spec.sources)
     except PlacementError as error:
         raise mended(error, graph, spec, axes, device_type=device_type or kind, sizes=sizes) from error.__cause__
+    faults = broken(made, spec)
+    if faults:
+        raise PlacementError(faults, spec.sources)
     stages = {"capture": captured - started, "bind": binding - captured, **made.stages}
     return dataclasses.replace(made, stages=stages)
 
@@ -156,7 +165,11 @@ def compile(  # noqa: A001 - the name users know from torch; what a program depe
     made = dataclasses.replace(made, stages={**made.stages, "emit": time.perf_counter() - started})
     program.plan = made  # type: ignore[assignment]
     program.source = source.text  # type: ignore[assignment]
-    program.explain = lambda **options: explain_text(made, **options)  # type: ignore[assignment]
+
+    def explained(format: str = "text", **options: Any) -> str:  # noqa: A002 - as in `explain`
+        return view(made, format, name=spec.file, sources=spec.sources, **options)
+
+    program.explain = explained  # type: ignore[assignment]
     program._repr_html_ = made._repr_html_  # type: ignore[assignment]
     return program
 
@@ -169,12 +182,44 @@ def explain(
     example: Example,
     sizes: Mapping[str, int] | None = None,
     format: str = "text",  # noqa: A002 - the command's own word
+    why: str | None = None,
+    against: Spec | str | Path | Mapping[str, Any] | None = None,
+    time: bool = False,
+    memory: bool = False,
     **options: Any,
 ) -> str:
-    """What ``compile`` would insert and why, as text, json, html or dot. Raises PlacementError."""
+    """What ``compile`` would insert and why, as text, json, html or dot; or one question answered.
+
+    ``why`` is the dotted name, or a pattern, of values, parameters, inputs or outputs: what places them, and what any
+    other placement would cost. ``against`` is another spec, or an explanation that was saved as JSON (its path or
+    its data): what changes from that. ``time``: the step as a timeline, also as ``chrome`` for Perfetto. ``memory``:
+    what one rank holds, and what one device would.
+    ``options`` are those of the text: width, color, verbose.
+    Raises PlacementError, and ValueError for a name that nothing has or a format that is not there.
+    """
+    check_view(format, why=why is not None, against=against is not None, time=time, memory=memory)
+    spec = read(spec)
+
+    def explained(other: Spec) -> Mapping[str, Any]:
+        return explain_data(plan(model, mesh, other, example=example, sizes=sizes))
+
     made = plan(model, mesh, spec, example=example, sizes=sizes)
-    writers = {"text": lambda p: explain_text(p, **options), "json": to_json, "html": to_html, "dot": to_dot}
-    return writers[format](made)
+    other = None if against is None else _other(against, explained)
+    asked: dict[str, Any] = {"why": why, "against": other, "time": time, "memory": memory}
+    return view(made, format, name=spec.file, sources=spec.sources, **asked, **options)
+
+
+def _other(
+    against: Spec | str | Path | Mapping[str, Any], explained: Callable[[Spec], Mapping[str, Any]]
+) -> tuple[str, Mapping[str, Any]]:
+    """The explanation to compare with, and its name."""
+    if isinstance(against, Mapping):
+        return "the saved plan", checked(against, "the saved plan")
+    found = None if isinstance(against, Spec) or "\n" in str(against) else saved(against)
+    if found is not None:
+        return str(against), found
+    other = read(against)
+    return other.file, explained(other)
 
 
 def emit(

@@ -5,6 +5,7 @@ Nothing heavy is imported until a command needs it: ``--help``, ``fmt`` and ``ch
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -22,6 +23,8 @@ from placement.lang.diagnostics import Diagnostic, PlacementError
 from placement.lang.render import render
 from placement.terminal import colored, width
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)  # what is asked for cannot be written
+
 
 def main() -> None:
     """Run the command line and exit: 0 fine, 1 spec or model at fault, 2 usage, 3 our own bug."""
@@ -35,8 +38,9 @@ def run(args: list[str] | None = None) -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("\ninterrupted", err=True)
+    except (click.Abort, KeyboardInterrupt) as error:
+        cause = error.__cause__ or error  # click makes an Abort of a KeyboardInterrupt
+        click.echo(" ".join(["\ninterrupted", *getattr(cause, "__notes__", ())]), err=True)
         return INTERRUPTED
     except PlacementError as error:
         click.echo(render(error.diagnostics, error.sources, color=colored(sys.stderr), width=width()), err=True)
@@ -44,6 +48,11 @@ def run(args: list[str] | None = None) -> int:
     except BrokenPipeError:  # `placement explain ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FINE
+    except OSError as error:
+        if error.errno not in _FULL:
+            return _bug(error, args)
+        click.echo(f"error: {error.strerror}", err=True)
+        return AT_FAULT
     except Exception as error:  # noqa: BLE001 - whatever reaches this line is a bug of ours
         return _bug(error, args)
     return result if isinstance(result, int) else FINE

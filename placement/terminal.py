@@ -20,14 +20,14 @@ _PATIENCE = 2.0  # seconds until a status line appears
 
 def width() -> int:
     """Columns to write for: the terminal's, 80 where there is none."""
-    if not sys.stdout.isatty():
+    if sys.stdout is None or not sys.stdout.isatty():  # None: it is closed
         return PLAIN_WIDTH
     return max(shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns, _NARROWEST)
 
 
 def colored(stream: Any) -> bool:
     """Whether to write ANSI styles to ``stream``: to a terminal whose user does not object."""
-    return bool(stream.isatty()) and not os.environ.get("NO_COLOR")
+    return stream is not None and bool(stream.isatty()) and not os.environ.get("NO_COLOR")
 
 
 def show(lines: Iterable[str], *, err: bool = False) -> None:
@@ -44,6 +44,7 @@ class Status:
     def __init__(self, what: str) -> None:
         self._what = what
         self._shown = False
+        self._started = time.monotonic()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -52,11 +53,13 @@ class Status:
         self._what = what
 
     def __enter__(self) -> Self:
-        if sys.stderr.isatty():
+        if sys.stderr is not None and sys.stderr.isatty():
             self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, KeyboardInterrupt):  # the note is what `cli.run` tells
+            error.add_note(f"while {self._what}, after {time.monotonic() - self._started:.0f} s: there is no result")
         self._done.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -65,11 +68,10 @@ class Status:
             sys.stderr.flush()
 
     def _watch(self) -> None:
-        started = time.monotonic()
         if self._done.wait(_PATIENCE):
             return
         while not self._done.wait(0.25):
-            text = f"{self._what} ... {time.monotonic() - started:.0f} s"
+            text = f"{self._what} ... {time.monotonic() - self._started:.0f} s"
             sys.stderr.write(f"\r\x1b[K{text[: width() - 1]}")
             sys.stderr.flush()
             self._shown = True

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,24 @@ def broken():
 
 def lonely():
     return Own()
+
+def leaves():
+    raise SystemExit(0)
+
+def chatty():
+    print("loading weights")
+    return build()
+
+def needy(path):
+    return build()
+
+class Leaving(Own):
+    def forward(self, x):
+        print("in forward")
+        raise SystemExit(3)
+
+def leaves_later():
+    return Leaving(), {"x": torch.randn(2, 6, 4)}
 """
 OWN_SPEC = """mesh tp
 input x : [batch, seq, width]
@@ -304,6 +324,17 @@ def test_fmt_of_stdin(run, monkeypatch) -> None:
     assert output.getvalue().decode() == NEAT
 
 
+def test_fmt_replaces_no_pipe(run, tmp_path) -> None:
+    pipe = tmp_path / "pipe.plc"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=("mesh tp=2",))
+    writer.start()
+    code, _, err = run("fmt", str(pipe), wide=True)
+    writer.join()
+    assert (code, err) == (1, f"error: {pipe}: not a regular file\n")
+    assert pipe.is_fifo()
+
+
 def test_a_file_that_cannot_be_written_stays_whole(run, own, monkeypatch) -> None:
     (own / "ugly.plc").write_text(UGLY)
 
@@ -352,6 +383,10 @@ def test_explain_shows_the_page_of_a_code(run) -> None:
     assert "no diagnostic PLC999" in err
     for known in CODES:
         assert run("explain", known, wide=True)[1].startswith(f"# {known}")
+
+
+def test_a_code_may_be_typed_in_lower_case(run) -> None:
+    assert run("explain", "plc204", wide=True) == run("explain", "PLC204", wide=True)
 
 
 def test_emitted_text_is_a_program(run, tmp_path) -> None:
@@ -468,6 +503,45 @@ def test_a_model_that_fails_is_at_fault(run, own) -> None:
     assert "keyword arguments of one call" in err
 
 
+@pytest.mark.parametrize(("name", "line"), [("leaves", "raise SystemExit(0)"), ("leaves_later", "raise SystemExit(3)")])
+@pytest.mark.parametrize("command", ["check", "explain", "verify"])
+def test_a_model_that_exits_does_not_choose_the_exit_code(run, own, command, name, line) -> None:
+    code, out, err = run(command, "own.plc", "--model", f"own_model:{name}", "--mesh", "tp=2")
+    assert (code, out) == (1, "")
+    assert "PLC404" in err
+    assert "SystemExit" in err
+    assert f"| {line}" in " ".join(err.split())
+
+
+def test_init_of_a_model_that_exits(run, own) -> None:
+    code, out, err = run("init", "--model", "own_model:leaves_later")
+    assert (code, out) == (1, "")
+    assert "PLC404" in err
+
+
+def test_init_of_a_size_that_the_model_has_not(run, own) -> None:
+    code, out, err = run("init", "--model", "own_model:chatty", "--size", "sq=4096")
+    assert (code, out) == (1, "")
+    assert "no dim 'sq'" in err
+
+
+def test_what_a_model_prints_is_no_part_of_the_answer(run, own) -> None:
+    code, out, err = run("check", "own.plc", "--model", "own_model:chatty", "--mesh", "tp=2", "--format", "json")
+    assert code == 0
+    assert json.loads(out)["format_version"] == 1
+    assert "loading weights" in err
+
+
+def test_a_model_that_fails_before_its_own_code_shows_none_of_ours(run, own) -> None:
+    _, _, err = run("check", "own.plc", "--model", "own_model:needy", "--mesh", "tp=2")
+    assert "missing 1 required positional argument: 'path'" in " ".join(err.split())
+    assert "models.py" not in err
+    (own / "slip.py").write_text("import torch\ndef f(:\n")
+    _, _, err = run("check", "own.plc", "--model", "slip.py:f", "--mesh", "tp=2")
+    assert "slip.py:2" in err
+    assert "importlib" not in err
+
+
 def test_our_own_bug_is_3_and_asks_for_a_report(run, monkeypatch) -> None:
     def fail(*_args: object, **_options: object) -> None:
         raise KeyError("planted")
@@ -483,6 +557,22 @@ def test_our_own_bug_is_3_and_asks_for_a_report(run, monkeypatch) -> None:
     assert "Traceback" in err
     monkeypatch.setenv("PLACEMENT_DEBUG", "1")
     assert "Traceback" in run("check", MLP, wide=True)[2]
+
+
+def test_a_full_disk_is_no_bug_of_ours(run, own, monkeypatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(commands, "show", full)
+    assert run("check", "own.plc") == (1, "", "error: No space left on device\n")
+
+
+def test_without_a_stdout_nothing_is_told_and_the_exit_code_is_right(own) -> None:
+    (own / "bad.plc").write_text("mesh\n")
+    for spec, expected in (("own.plc", 0), ("bad.plc", 1)):
+        command = f"exec {sys.executable} -m placement.cli check {own / spec} >&-"
+        ended = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, cwd=ROOT, check=False)
+        assert ended.returncode == expected, ended.stderr
 
 
 def test_ctrl_c_ends_without_a_traceback(run, monkeypatch) -> None:

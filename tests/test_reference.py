@@ -27,7 +27,7 @@ from tests import pages
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
-PAGES = [*sorted(REFERENCE.glob("*.md")), ROOT / "docs" / "explain.md"]
+PAGES = [*sorted(REFERENCE.glob("*.md")), *(ROOT / "docs" / f"{name}.md" for name in ("explain", "memory", "why"))]
 
 
 @pytest.fixture(scope="module")

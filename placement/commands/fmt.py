@@ -133,6 +133,8 @@ def _replace(path: str, text: str) -> None:
     temporary = None
     try:
         status = Path(target).stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe or a device, which a file would take the place of
+            raise Failed(f"{path}: not a regular file")
         if not os.access(target, os.W_OK):
             raise PermissionError(13, "Permission denied")
         handle, temporary = tempfile.mkstemp(dir=Path(target).parent, prefix=".", suffix=".plc.tmp")

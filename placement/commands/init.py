@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from placement.commands.options import Sizes, debug_option, output_option
-from placement.commands.shared import FINE, Failed, load_model, write
+from placement.commands.shared import FINE, Failed, load_model, of_the_model, write
 from placement.terminal import Status
 
 _RANKS = 2  # where no mesh is given
@@ -35,7 +35,8 @@ def init(model: str, mesh: dict[str, int] | None, sizes: dict[str, int] | None, 
         from placement.propose import scaffold  # noqa: PLC0415 - needs torch
 
         status.say("trying placements")
-        made = scaffold(built.model, axis, ranks, example=built.example, sizes=sizes)
+        with of_the_model(model):
+            made = scaffold(built.model, axis, ranks, example=built.example, sizes=sizes)
     write(made.text, output)
     if output is not None:
         click.echo(

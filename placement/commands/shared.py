@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +16,6 @@ from placement.lang.diagnostics import Diagnostic, PlacementError, near
 from placement.terminal import Status, show
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from placement.lang.spec import Spec
     from placement.models import Built
     from placement.solver.plan import Plan
@@ -75,22 +75,44 @@ def load_model(spec: Spec, name: str, sizes: Mapping[str, int], *, meta: bool = 
     from placement import models  # noqa: PLC0415 - needs torch
 
     try:
-        built = models.build(name, sizes, meta=meta, **defaults)
+        with of_the_model(name):
+            built = models.build(name, sizes, meta=meta, **defaults)
     except models.ModelNameError as error:
         raise click.BadParameter(str(error), param_hint="--model") from error
     except (PlacementError, KeyboardInterrupt):
         raise
     except Exception as error:
-        where = _last_line(error.__traceback__)
-        text = f"{name} failed: {type(error).__name__}: {error}"
-        raise PlacementError([Diagnostic("PLC404", text, model_line=where)]) from error
+        raise _failed(name, error) from error
     return models.Built(built.model, models.resized(built.example, dims, sizes)) if sizes else built
 
 
-def _last_line(trace: TracebackType | None) -> str | None:
-    place = None
+@contextmanager
+def of_the_model(name: str) -> Generator[None]:
+    """Around code of the model: what it prints is no part of an answer, and where it exits it has failed."""
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    except SystemExit as error:
+        raise _failed(name, error) from error
+
+
+def _failed(name: str, error: BaseException) -> PlacementError:
+    text = f"{name} failed: {type(error).__name__}: {error}"
+    hint = "keep what a script does, such as parsing arguments, behind: if __name__ == '__main__'"
+    hint = hint if isinstance(error, SystemExit) else None
+    return PlacementError([Diagnostic("PLC404", text, model_line=_last_line(error), hint=hint)])
+
+
+def _last_line(error: BaseException) -> str | None:
+    """Where it was raised: the text that is no Python, else the last line that is neither ours nor the importer's."""
+    if isinstance(error, SyntaxError) and error.filename is not None and error.lineno is not None:
+        return f"{error.filename}:{error.lineno}"
+    ours = str(Path(__file__).resolve().parents[1]) + os.sep
+    place, trace = None, error.__traceback__
     while trace is not None:
-        place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+        file = trace.tb_frame.f_code.co_filename
+        if not file.startswith((ours, "<frozen ")):
+            place = f"{file}:{trace.tb_lineno}"
         trace = trace.tb_next
     return place
 
@@ -102,7 +124,9 @@ def make_plan(spec: Spec, target: Target, status: Status) -> tuple[Plan, Built]:
 
     status.say("compiling")
     sizes = target.sizes or None
-    return api.plan(built.model, target.mesh, spec, example=built.example, sizes=sizes), built
+    with of_the_model(target.needed()):
+        plan = api.plan(built.model, target.mesh, spec, example=built.example, sizes=sizes, say=status.say)
+    return plan, built
 
 
 def show_stages(plan: Plan, target: Target) -> None:

@@ -7,7 +7,7 @@ import time
 import click
 
 from placement.commands.options import Target, target_options
-from placement.commands.shared import AT_FAULT, FINE, Failed, load_model, read_spec
+from placement.commands.shared import AT_FAULT, FINE, Failed, load_model, of_the_model, read_spec
 from placement.terminal import Status
 
 _SIZES = {"batch": 2, "seq": 32}  # of a transformers example; explain prices a long sequence instead
@@ -53,18 +53,19 @@ def verify(
         from placement.verify import verify as compare  # noqa: PLC0415
 
         try:
-            parity = compare(
-                built.model,
-                target.mesh,
-                read,
-                example=built.example,
-                backend=backend,
-                dtype=getattr(torch, dtype),
-                steps=steps,
-                tolerance=tolerance,
-                timeout=timeout,
-                progress=status.say,
-            )
+            with of_the_model(target.needed()):
+                parity = compare(
+                    built.model,
+                    target.mesh,
+                    read,
+                    example=built.example,
+                    backend=backend,
+                    dtype=getattr(torch, dtype),
+                    steps=steps,
+                    tolerance=tolerance,
+                    timeout=timeout,
+                    progress=status.say,
+                )
         except (ProcessFailure, MeshError, SizeError, StateError) as error:
             raise Failed(str(error)) from error
         except ValueError as error:

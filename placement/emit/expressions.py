@@ -212,7 +212,10 @@ class Printer:
         positional = [by_name[name] for name, _ in schema_arguments(op)[: len(node.args)]]
         keywords = [f"{key}={by_name[key]}" for key in node.kwargs if key not in ("pin_memory", "layout")]
         namespace, name = schema_name(op)
-        if namespace == "aten" and callable(getattr(torch, name, None)) and not name.startswith("_"):
+        gaps = any(
+            isinstance(a, tuple) and any(item is None for item in a) for a in node.args
+        )  # torch.index_put takes none
+        if namespace == "aten" and callable(getattr(torch, name, None)) and not name.startswith("_") and not gaps:
             return f"torch.{name}({', '.join(positional + keywords)})"
         if namespace == "aten" and name in _FUNCTIONAL:
             return f"F.{name}({', '.join(positional + keywords)})"

@@ -11,7 +11,7 @@ import torch
 
 from placement.emit.blocks import Block
 from placement.emit.expressions import Printer, size_text
-from placement.emit.text import WIDTH, cut_text, dtype_kind, folded_paths, member
+from placement.emit.text import WIDTH, class_name, cut_text, dtype_kind, folded_paths, member
 from placement.graph.ir import Parameter
 from placement.solver.plan import Plan
 from placement.types import Kind
@@ -76,7 +76,7 @@ class File:
 
     def _header(self, title: str) -> str:
         graph = self.plan.graph
-        model = graph.modules[""].type.__name__
+        model = class_name(graph.modules[""].type)
         axis, source = self.plan.axis, f" from {title}" if title else ""
         about = f"{model} on a mesh axis {axis.name} of {axis.n}, by placement{source}."
         return (

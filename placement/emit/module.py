@@ -65,7 +65,12 @@ def load(program: Program | Simulated, model: torch.nn.Module, graph: Graph) -> 
         program.load_full_state_dict(real, strict=False)
     except StateError as error:
         raise PlacementError([Diagnostic("PLC406", str(error))]) from error
-    if graph.training_only and not model.training:
-        text = f"the model is in eval mode, where it does something else than in training ({graph.training_only})"
+    evaluated = {path for path, module in model.named_modules(remove_duplicate=False) if not module.training}
+    if graph.training_only and evaluated:
+        what = "the model" if "" in evaluated else f"'{min(evaluated)}'"
+        text = f"{what} is in eval mode, where the model does something else than in training ({graph.training_only})"
         raise PlacementError([Diagnostic("PLC407", text, hint="compile it in training mode: model.train()")])
     program.train(model.training)
+    for root in [program] if isinstance(program, Program) else program.children():
+        for path, module in root.named_modules():  # a part that the user froze stays as it is
+            module.training = path not in evaluated

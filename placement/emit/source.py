@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from placement.emit.blocks import Block, nested, owned, uses_of
 from placement.emit.expressions import Printer, draws
 from placement.emit.file import Class, File, Source, is_list
-from placement.emit.text import WIDTH, commented, fixed, held, merged, returned, structure
+from placement.emit.text import WIDTH, class_name, commented, fixed, held, merged, returned, structure
 from placement.graph.example import key_text
 from placement.graph.ir import Call, Node, Value
 from placement.solver.plan import Plan, Step, Version
@@ -83,7 +83,7 @@ class _Writer:
                 continue
             body = self._forward(block)
             comment = self._interface_comment(block)
-            original = self.plan.graph.modules[block.path].type.__name__
+            original = class_name(self.plan.graph.modules[block.path].type)
             known = self.class_of.get(block.path)
             if known is not None and known.body != body:
                 different.add(block.call)

@@ -152,3 +152,9 @@ def structure(spec: pytree.TreeSpec, leaves: Iterator[str]) -> str:
             return "{" + ", ".join(f"{k!r}: {c}" for k, c in zip(spec.context, children, strict=True)) + "}"
         return f"rt.Output({', '.join(member(k, c) for k, c in zip(spec.context, children, strict=True))})"
     return f"({', '.join(children)}{',' if len(children) == 1 else ''})"
+
+
+def class_name(original: type) -> str:
+    """The name of a class as one that Python takes: a class made by ``type(...)`` may have any."""
+    name = re.sub(r"\W", "_", original.__name__)
+    return name if name.isidentifier() and not keyword.iskeyword(name) else f"_{name}"

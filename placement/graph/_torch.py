@@ -73,6 +73,23 @@ def storage_of(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
+@cache
+def gives_a_view(op: Callable[..., Any]) -> bool:
+    """Whether what the op returns may look at its operand's storage: so says its schema, or it is one of a few."""
+    unsaid = {"_unsafe_view", "unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes", "type_as", "data"}
+    if not is_overload(op):
+        return False
+    shared = any(r.alias_info is not None and not r.alias_info.is_write for r in op._schema.returns)
+    return shared or schema_name(op)[1] in unsaid
+
+
+@cache
+def written_arguments(op: Callable[..., Any]) -> tuple[int, ...]:
+    """The positions of the arguments that the op writes to."""
+    arguments = op._schema.arguments if is_overload(op) else ()
+    return tuple(i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
+
+
 def transient_buffers(module: torch.nn.Module) -> frozenset[str]:
     """Names of the module's own buffers that are no part of its state dict."""
     return frozenset(module._non_persistent_buffers_set)
@@ -149,15 +166,31 @@ _RELATIONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
+_CHECKED = (
+    ast.Expression, ast.Constant, ast.Name, ast.BinOp, ast.UnaryOp, ast.Compare, ast.BoolOp, ast.Call,
+    ast.operator, ast.unaryop, ast.cmpop, ast.boolop, ast.expr_context,
+)  # fmt: skip
+
+
+def checkable(guard: str) -> bool:
+    """Whether a call's sizes can be held against the guard: arithmetic, ``min``, ``max`` and ``abs``."""
+    nodes = list(ast.walk(ast.parse(guard, mode="eval")))
+    called = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
+    return called <= {"min", "max", "abs"} and all(isinstance(node, _CHECKED) for node in nodes)
+
+
 def _always(text: str) -> bool:
     """Whether the guard, a comparison, holds whatever the sizes are. Python's own ``!=`` would compare expressions."""
     tree = ast.parse(text, mode="eval").body
-    if not isinstance(tree, ast.Compare) or len(tree.ops) != 1:
+    if not isinstance(tree, ast.Compare) or len(tree.ops) != 1 or not checkable(text):
         return False
     names = {n.id: sympy.Symbol(n.id, integer=True, positive=True) for n in ast.walk(tree) if isinstance(n, ast.Name)}
-    known: dict[str, Any] = {**names, "max": sympy.Max, "min": sympy.Min}
+    known: dict[str, Any] = {**names, "max": sympy.Max, "min": sympy.Min, "abs": sympy.Abs}
     sides = [ast.unparse(side) for side in (tree.left, tree.comparators[0])]
-    left, right = (sympy.sympify(side, locals=known) for side in sides)  # pyright: ignore[reportCallIssue]
+    try:
+        left, right = (sympy.sympify(side, locals=known) for side in sides)  # pyright: ignore[reportCallIssue]
+    except TypeError:  # an operator on bits, which sympy has not
+        return False
     return _RELATIONS[type(tree.ops[0])](left, right) in (True, sympy.true)
 
 
@@ -168,7 +201,7 @@ def size_guards(program: torch.export.ExportedProgram, name_of: Callable[[int, i
     """
     found: dict[str, None] = {}
     for guard in getattr(program, "_guards_code", None) or ():
-        text = _SIZE.sub(lambda match: name_of(int(match[1]), int(match[2])), guard)
+        text = _SIZE.sub(lambda match: name_of(int(match[1]), int(match[2])), guard).replace("Abs(", "abs(")
         if "L[" not in text and not _SMALLEST.fullmatch(text) and not _always(text):
             found[text] = None
     return tuple(found)

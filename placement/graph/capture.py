@@ -24,6 +24,7 @@ from placement.graph import modes, normalize, refusals
 from placement.graph._torch import (
     HigherOrderOperator,
     aten,
+    checkable,
     expression,
     from_data,
     is_overload,
@@ -32,6 +33,7 @@ from placement.graph._torch import (
     size_guards,
     transient_buffers,
     without_cache_of_fakes,
+    written_arguments,
 )
 from placement.graph.copies import Copier
 from placement.graph.example import SMALLEST, Example, capture_sizes, check_dims, key_text, resized
@@ -107,7 +109,9 @@ def capture(
                 program = _export(root, tensors, flat, names)
         try:
             return _Reader(program, root, model, flat, names, sizes).graph(), repeats
-        except RepeatError:
+        except (RepeatError, PlacementError):
+            if not repeats.recordings:
+                raise
             return read(training=training, copies=False)
 
     graph, repeats = read(training=True, copies=copies)
@@ -119,18 +123,19 @@ def capture(
 def _as_in(model: torch.nn.Module, *, training: bool) -> Generator[None]:
     """Training mode or eval mode, and no cache of past keys: what a training step runs."""
     flags = [(module, module.training) for module in model.modules()]
-    config = getattr(model, "config", None)
-    cache = getattr(config, "use_cache", None)
+    configs = {id(c): c for c in (getattr(module, "config", None) for module in model.modules()) if c is not None}
+    caching = [c for c in configs.values() if getattr(c, "use_cache", False)]  # an encoder and a decoder have their own
     model.train(training)
-    if cache:
-        config.use_cache = False  # type: ignore[union-attr]
+    before = [config.use_cache for config in caching]
+    for config in caching:
+        config.use_cache = False
     try:
         yield
     finally:
         for module, flag in flags:
             module.training = flag
-        if cache:
-            config.use_cache = cache  # type: ignore[union-attr]
+        for config, cache in zip(caching, before, strict=True):
+            config.use_cache = cache
 
 
 def _export(
@@ -221,6 +226,7 @@ class _Reader:
         self.grad = True  # False while a no_grad region is read
         self.taken: dict[str, int] = {}
         self.copier = Copier(root.repeats, self._names)
+        self.entered: dict[Any, set[torch.fx.Node]] = {}  # by recording that is open: what its call was given
         self.tensors: dict[str, Value] = {}  # parameters and buffers by all their names
         self.constants: dict[str, torch.Tensor] = {}
 
@@ -248,7 +254,7 @@ class _Reader:
             out_spec=self.root.returned.spec,
             constant_inputs=self.example.constants,
             constants=self.constants,
-            size_guards=size_guards(self.program, self._dim_name),
+            size_guards=self._size_guards(),
         )
         graph = normalize.normalize(graph)
         refusals.refuse(graph)
@@ -292,6 +298,18 @@ class _Reader:
     def _dim_name(self, index: int, dim: int) -> str:
         """The name of a dim of the example's tensor, or its size where it has none."""
         return str(self.inputs[index].value.shape[dim])
+
+    def _size_guards(self) -> tuple[str, ...]:
+        """What branches on sizes took for granted; refused where no later call can be held to it."""
+        guards = size_guards(self.program, self._dim_name)
+        faults = [
+            Diagnostic("PLC407", f"the model branches on sizes in a way that no call can check: {guard}")
+            for guard in guards
+            if not checkable(guard)
+        ]
+        if faults:
+            raise PlacementError(faults)
+        return guards
 
     def _refuse_sizes(self) -> None:
         faults = [
@@ -403,6 +421,8 @@ class _Reader:
         for node in module.graph.nodes:
             if node.op != "call_function":
                 continue
+            if any(given & set(node.all_input_nodes) for given in self.entered.values()) and node.target is not MARK:
+                raise RepeatError  # what a recorded call was given came in another way too: copies may differ there
             if isinstance(node.target, HigherOrderOperator):
                 nodes += self._inline(module, node, outer)
             elif not is_overload(node.target):
@@ -422,6 +442,10 @@ class _Reader:
         """Where a recorded call begins, ends or recurs."""
         tensors, _, number, kind = node.args
         given = tuple(map(self._value, tensors))  # type: ignore[arg-type]
+        if kind == "enter":
+            self.entered[number] = set(node.all_input_nodes)
+        elif kind == "leave":
+            self.entered.pop(number, None)
         nodes, results = self.copier.mark(kind, number, given, self._stack(node) or outer, self.tensors)  # type: ignore[arg-type]
         self.values[node.name] = results
         return nodes
@@ -443,6 +467,9 @@ class _Reader:
         constant = schema_name(node.target)[1] in _CONSTANT
         grad = self.grad and not constant and any(v.requires_grad for v in operands)
         if meta is None:
+            if written_arguments(node.target):
+                text = f"'{node.target}' writes to what it is given and returns nothing"
+                raise PlacementError([Diagnostic("PLC407", text, model_line=source or None)])
             return []  # asserts about metadata and sizes
         outputs = meta if isinstance(meta, tuple | list) else (meta,)
         name, names = self._names(node.target, len(outputs))
@@ -465,7 +492,7 @@ class _Reader:
         cut: dict[Value, Value] = {}
         nodes = []
         for value in operands:
-            if value.requires_grad and value not in cut:
+            if value.dtype.is_floating_point and value not in cut:  # one that needs no gradient may be written to first
                 name, _ = self._names(aten.detach.default, 1)
                 cut[value] = Value(name, value.shape, value.dtype, False)
                 nodes.append(Node(name, aten.detach.default, (value,), {}, (cut[value],), stack, source))

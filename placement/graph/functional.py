@@ -8,15 +8,16 @@ from typing import Any
 
 import torch
 
-from placement.graph._torch import aten, overload_name, schema_arguments, schema_name
+from placement.graph._torch import (
+    aten,
+    gives_a_view,
+    overload_name,
+    schema_arguments,
+    schema_name,
+    written_arguments,
+)
 from placement.graph.ir import Node, Value, op_name, substitute
 from placement.lang.diagnostics import Diagnostic, PlacementError
-
-_ALIASING = {
-    "view", "reshape", "_unsafe_view", "transpose", "t", "permute", "unsqueeze", "squeeze", "expand", "slice", "select",
-    "split", "chunk", "unbind", "alias", "detach", "narrow", "flatten", "unflatten", "contiguous", "to",
-    "split_with_sizes",
-}  # fmt: skip
 
 _SCATTERS: dict[Any, Any] = {
     aten.slice.Tensor: aten.slice_scatter.default,
@@ -49,13 +50,14 @@ class _Functional:
         for original in nodes:
             node = mapped(original, self.now)
             self.refuse_overwritten(node.operands)
-            _, name = schema_name(node.op)
-            if name in _ALIASING and node.operands:
+            if gives_a_view(node.op) and node.operands and not passes_on(node):
                 self.views.update((result, node) for result in node.results)
-            if name.endswith("_") and not name.endswith("__"):
+            if written_arguments(node.op):
                 yield from self._write(node)
-            else:
-                yield node
+                continue
+            yield node
+            if passes_on(node):
+                self.now[node.results[0]] = node.operands[0]
 
     def refuse_overwritten(self, read: Iterable[Value]) -> None:
         """Raise where a view is read whose base was written to since it was taken."""
@@ -110,12 +112,25 @@ class _Functional:
         return value
 
 
+def passes_on(node: Node) -> bool:
+    """Whether the node returns the very tensor that it was given: a dropout that drops nothing, an idle detach."""
+    if node.op is aten.detach.default:
+        return not node.operands[0].requires_grad
+    if node.op is not aten.dropout.default:
+        return False
+    names = [name for name, _ in schema_arguments(node.op)]
+    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    return given["p"] == 0 or given["train"] is False
+
+
 def _fault(text: str, node: Node) -> PlacementError:
     return PlacementError([Diagnostic("PLC407", text, model_line=node.source or None)])
 
 
 def _functional_twin(node: Node) -> Callable[..., Any] | None:
     namespace, name = schema_name(node.op)
+    if written_arguments(node.op) != (0,):
+        return None
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
     return getattr(packet, overload_name(node.op), None) if packet is not None else None
 

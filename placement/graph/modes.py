@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import linecache
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -44,12 +45,13 @@ def difference(training: Graph, asked: Iterable[Line], evaluated: Callable[[], G
 def _canonical(graph: Graph) -> list[Any]:
     """The program with its values numbered and its dropout left out."""
     numbers: dict[Value, int] = {}
+    fresh = itertools.count()
 
     def number(leaf: Any) -> Any:
         return ("value", numbers[leaf]) if isinstance(leaf, Value) else leaf
 
     for item in (*graph.inputs, *graph.parameters):
-        numbers[item.value] = len(numbers)
+        numbers[item.value] = next(fresh)
     program: list[Any] = []
     for node in graph.nodes:
         packet = getattr(node.op, "_overloadpacket", node.op)
@@ -62,10 +64,10 @@ def _canonical(graph: Graph) -> list[Any]:
             kwargs.pop("dropout_p", None)
             args += (0.0,) * (len(args) == _PROBABILITY)
         for value in node.results:
-            numbers[value] = len(numbers) + len(program)
+            numbers[value] = next(fresh)
         program.append((op_name(node.op), args, sorted(kwargs.items()), [v.dtype for v in node.results]))
     outputs = [(o.name, None if o.value is None else numbers[o.value], o.constant) for o in graph.outputs]
-    return [program, outputs]
+    return [program, outputs, [(str(t.dtype), t.tolist()) for t in graph.constants.values()]]
 
 
 def _switches_only(line: Line) -> bool:
@@ -96,10 +98,10 @@ def _harmless(parents: tuple[ast.AST, ...]) -> bool:
 
 
 def _is_switch(node: ast.AST) -> bool:
-    if isinstance(node, ast.keyword):  # dropout(x, training=self.training), attend(..., dropout=0.0 if not ...)
-        return node.arg == "training" or (node.arg or "").startswith("dropout")
+    if isinstance(node, ast.keyword):  # attend(..., dropout=0.0 if not self.training else self.dropout)
+        return (node.arg or "").startswith("dropout")
     if isinstance(node, ast.Call):  # F.dropout(x, self.p, self.training)
-        return ast.unparse(node.func).endswith("dropout")
+        return ast.unparse(node.func).removeprefix("torch.") in ("dropout", "F.dropout", "nn.functional.dropout")
     if isinstance(node, ast.BoolOp):  # if self.gradient_checkpointing and self.training
         return isinstance(node.op, ast.And) and any("gradient_checkpointing" in ast.unparse(v) for v in node.values)
     return False

@@ -15,7 +15,7 @@ import sympy
 import torch
 
 from placement.graph._torch import aten, to_copy, unsafe_view
-from placement.graph.functional import functional, mapped
+from placement.graph.functional import functional, mapped, passes_on
 from placement.graph.ir import Graph, Node, Value, leaves
 
 Rewrite = Callable[["_Builder", Node], Value | tuple[Value | None, ...] | None]
@@ -160,7 +160,7 @@ def _slice(_: _Builder, node: Node) -> Value | None:
 def _dropout(builder: _Builder, node: Node) -> Value | tuple[Value | None, ...] | None:
     source, probability = node.args[0], node.args[1]
     first = node.outputs[0]
-    if first is None or probability == 0:
+    if first is None or probability == 0 or passes_on(node):
         return source if len(node.outputs) == 1 else (source, None)
     if node.op is aten.native_dropout.default:
         builder.make(node, aten.dropout.default, (source, probability, True), first)

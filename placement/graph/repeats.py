@@ -12,6 +12,7 @@ from __future__ import annotations
 import enum
 import functools
 import inspect
+import types
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -68,6 +69,7 @@ class Recording:
     reads: set[tuple[str, str]] = field(default_factory=set)  # (path below the module, attribute)
     outputs: tuple[Any, ...] = ()  # leaves of what it returned
     spec: Any = None
+    looks_out: bool = False  # it read another module of the model
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,6 +89,7 @@ class Repeats:
         self._states = {_identity(module): _state(module) for module in modules.values()}
         self._candidates = {_identity(module): module for module in _candidates(modules.values())}
         self._trees = {i: list(m.named_modules(remove_duplicate=False)) for i, m in self._candidates.items()}
+        self._kinds = {kind: _class_state(kind) for kind in {type(module) for module in modules.values()}}
         self._same: dict[tuple[int, int], bool] = {}
         self.restart()
 
@@ -113,7 +116,7 @@ class Repeats:
         classes = dict.fromkeys(type(m) for m in self._candidates.values())
 
         def read(module: torch.nn.Module, name: str) -> Any:
-            if name == "training":
+            if name in ("training", "__dict__"):
                 self._ask()
             if self._open:
                 self._note(module, name)
@@ -155,6 +158,8 @@ class Repeats:
             path = inside.get(identity)
             if path is not None:
                 recording.reads.add((path, name))
+            elif identity in self._states and not _asked_by_torch("torch."):
+                recording.looks_out = True
 
     # -- one call ---------------------------------------------------------------------------------
 
@@ -205,10 +210,16 @@ class Repeats:
         outputs, recording.spec = pytree.tree_flatten(output)
         recording.outputs = tuple(outputs)
         told = all(isinstance(leaf, (torch.Tensor, *_PLAIN)) for leaf in outputs)
-        kept = not any(_changed(self._states[_identity(m)], m) for m in recording.module.modules())
+        kept = not recording.looks_out and self._kept(recording.module)
         if told and kept and not _hooked(recording.module) and _key(given, spec) == key:
             recording.key = key
         return pytree.tree_unflatten(_marked(outputs, recording.number, "leave"), recording.spec)
+
+    def _kept(self, module: torch.nn.Module) -> bool:
+        """Whether the module, those below and what their classes share are as they were before the trace."""
+        below = list(module.modules())
+        shared = all(kind in self._kinds and _equal(self._kinds[kind], _class_state(kind)) for kind in map(type, below))
+        return shared and not any(_changed(self._states[_identity(m)], m) for m in below)
 
     def _again(self, recording: Recording, call: Call, module: torch.nn.Module, leaves: list[Any]) -> Any:
         number = len(self.copies)
@@ -229,6 +240,8 @@ class Repeats:
     def _alike(self, recording: Recording, module: torch.nn.Module) -> bool:
         """Whether ``module`` would do what the recorded one did, on alike arguments."""
         pair = _identity(recording.module), _identity(module)
+        if not self._kept(module):
+            return False
         if pair[0] == pair[1]:
             return True
         if pair not in self._same:
@@ -236,6 +249,8 @@ class Repeats:
         if not self._same[pair] or _hooked(module):
             return False
         left, right = dict(self._trees[pair[0]]), dict(self._trees[pair[1]])
+        if any(_in_slot(type(right[path]), name) for path, name in recording.reads):
+            return False
         return all(
             _equal_at(self._states[_identity(left[path])], self._states[_identity(right[path])], name)
             for path, name in recording.reads
@@ -252,12 +267,12 @@ def _attributes(module: torch.nn.Module) -> dict[str, Any]:
     return object.__getattribute__(module, "__dict__")
 
 
-def _asked_by_torch() -> bool:
-    """Whether the attribute being read is read by Module's own look-up of attributes."""
+def _asked_by_torch(where: str = torch.nn.Module.__module__) -> bool:
+    """Whether the attribute being read is read by torch; left alone, by Module's own look-up of attributes."""
     frame = inspect.currentframe()
     for _ in range(3):  # this function, the note and the hook that calls it
         frame = frame.f_back if frame else None
-    return frame is not None and frame.f_globals.get("__name__") == torch.nn.Module.__module__
+    return frame is not None and frame.f_globals.get("__name__", "").startswith(where)
 
 
 def _candidates(modules: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
@@ -275,12 +290,31 @@ def _candidates(modules: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
 
 
 def _state(module: torch.nn.Module) -> dict[str, Any]:
-    """The module's attributes as they are now; containers are copied."""
-    return {
-        name: type(value)(value) if type(value) in (list, set) else dict(value) if isinstance(value, dict) else value
-        for name, value in _attributes(module).items()
-        if name not in (*_TENSORS, "_modules")
-    }
+    """The module's attributes as they are now."""
+    return {k: _now(v) for k, v in _attributes(module).items() if k not in (*_TENSORS, "_modules")}
+
+
+def _class_state(kind: type) -> dict[tuple[type, str], Any]:
+    """Numbers, texts and containers that the class holds for all its modules."""
+    bases = kind.__mro__[: kind.__mro__.index(torch.nn.Module)]
+    held = {(base, name): value for base in bases for name, value in vars(base).items()}
+    return {k: _now(v) for k, v in held.items() if isinstance(v, (list, set, dict, *_PLAIN))}
+
+
+@functools.cache
+def _in_slot(kind: type, name: str) -> bool:
+    """Whether a module of the class keeps the attribute outside of its dict."""
+    return isinstance(inspect.getattr_static(kind, name, None), types.MemberDescriptorType)
+
+
+def _now(value: Any) -> Any:
+    """What can be held against a later state of ``value``: containers are copied, objects with their attributes."""
+    if type(value) in (list, set):
+        return type(value)(value)
+    if isinstance(value, dict):
+        return dict(value)
+    whole = callable(value) or isinstance(value, (torch.Tensor, types.ModuleType, *_PLAIN))
+    return value if whole or not hasattr(value, "__dict__") else (value, dict(vars(value)))
 
 
 def _changed(before: Mapping[str, Any], module: torch.nn.Module) -> bool:
@@ -304,6 +338,8 @@ def _equal_at(left: Mapping[str, Any], right: Mapping[str, Any], name: str) -> b
 
 
 def _equal(left: Any, right: Any) -> bool:
+    if isinstance(left, torch.nn.Module | torch.nn.Parameter):
+        return False  # kept beside the tree of modules: which of its places it has cannot be told
     if left is right:
         return True
     if type(left) is not type(right):

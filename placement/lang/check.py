@@ -32,12 +32,13 @@ def check(spec: Spec) -> tuple[Diagnostic, ...]:
     _check_mesh(spec, found)
     _check_axes(spec, found)
     _check_lists(spec, found)
+    declared = list(dict.fromkeys(_declared(spec)))
     unnamed: dict[str, list[Span]] = {}
     for statement in spec.placing:
-        _check_dims(spec, statement, unnamed, found)
+        _check_dims(spec, statement, declared, unnamed, found)
         for placed in statement.placed:
             _check_placement(spec, statement, placed, found)
-    _tell_unnamed(spec, unnamed, found)
+    _tell_unnamed(declared, unnamed, found)
     _check_words(spec, found)
     conflicts.check(spec, found)
     return found.sorted(spec.sources)
@@ -94,14 +95,16 @@ def _check_lists(spec: Spec, found: Diagnostics) -> None:
                 found.error("PLC118", f"dim '{name}' twice in one list", name.span, hint=hint, notes=notes)
 
 
-def _check_dims(spec: Spec, statement: PlacingLine, unnamed: dict[str, list[Span]], found: Diagnostics) -> None:
+def _check_dims(
+    spec: Spec, statement: PlacingLine, declared: list[str], unnamed: dict[str, list[Span]], found: Diagnostics
+) -> None:
     """A dim's name must come from somewhere, an index must be within the dims that the line itself lists.
 
     Names that nothing gives to a dim, and that are near none, go to ``unnamed``.
     """
     own = statement.dims if isinstance(statement, InputLine | ParamLine) else None
     builtin = () if isinstance(statement, InputLine) else PARAMETER_DIMS
-    known = list(dict.fromkeys([*(_declared(spec) if own is None else map(str, own)), *builtin]))
+    known = list(dict.fromkeys([*(declared if own is None else map(str, own)), *builtin]))
     for placed in statement.placed:
         if not isinstance(placed.placement, Shard):
             continue
@@ -122,12 +125,12 @@ def _check_dims(spec: Spec, statement: PlacingLine, unnamed: dict[str, list[Span
             found.error("PLC204", message, placed.dim_span)
 
 
-def _tell_unnamed(spec: Spec, unnamed: dict[str, list[Span]], found: Diagnostics) -> None:
+def _tell_unnamed(declared: list[str], unnamed: dict[str, list[Span]], found: Diagnostics) -> None:
     """A name that is missing is missing once, however often it is used."""
     if any(d.code == "PLC118" for d in found.sorted()):
         return  # the list that has one name twice lacks another
+    known = ", ".join(dict.fromkeys([*declared, *PARAMETER_DIMS]))
     for dim, spans in unnamed.items():
-        known = ", ".join(dict.fromkeys([*_declared(spec), *PARAMETER_DIMS]))
         hint = f"an input or param line gives a dim its name, as in: input x : [batch, {dim}]"
         notes = [f"dims known here: {known}", *(f"it is also at {span}" for span in spans[1:3])]
         found.error("PLC103", f"no line names a dim '{dim}'", spans[0], hint=hint, notes=notes)

@@ -70,6 +70,8 @@ _TITLES = {
     "PLC302": "problem is too large for the exact solver",
     "PLC303": "statement is not supported yet",
     "PLC304": "two statements disagree on how something runs",
+    "PLC305": "memory limit cannot be met",
+    "PLC306": "budget is not kept",
     "PLC401": "model could not be captured",
     "PLC402": "op without a rule",
     "PLC403": "named dim is fixed by the model",

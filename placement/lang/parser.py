@@ -26,7 +26,7 @@ from placement.lang.spec import (
     StrategyLine,
     ValueLine,
 )
-from placement.lang.split import KEYWORDS, MAX_DEPTH, Raw, split
+from placement.lang.split import CARRIES, KEYWORDS, MAX_DEPTH, Raw, split
 from placement.lang.statements import Include, Within, parse_statement
 
 Read = Callable[[str], bytes | str]
@@ -150,7 +150,8 @@ class _Reader:
         span = source.span(raw.start, raw.start + max(len(raw.keyword), 1))
         if not raw.keyword:
             shown = source.text[raw.start]
-            self.found.error("PLC003", f"expected a statement, found {shown!r}", span)
+            hint = f"to go on with a statement, put the '{shown}' at the end of its line" if shown in CARRIES else None
+            self.found.error("PLC003", f"expected a statement, found {shown!r}", span, hint=hint)
         elif raw.keyword not in KEYWORDS:
             hint = did_you_mean(raw.keyword, KEYWORDS) or f"the statements are {', '.join(KEYWORDS)}"
             self.found.error("PLC002", f"unknown statement '{raw.keyword}'", span, hint=hint)

@@ -23,6 +23,9 @@ KEYWORDS = (
     *("within", "include"),
 )
 
+CARRIES = ",:=@"
+"""Signs that carry a statement over to the next line where they end one."""
+
 MAX_DEPTH = 64
 """Blocks within blocks, and includes within includes."""
 
@@ -165,7 +168,7 @@ class _Splitter:
             piece = _piece(self.text, at)
             shown = piece.group()
             if piece["end"] is not None:
-                carried = brackets.offsets or self.text[end - 1] in ",:=@"
+                carried = brackets.offsets or self.text[end - 1] in CARRIES
                 if not carried or brackets.count["{"] or _starts().match(self.text, piece.end()):
                     break
             elif piece["blank"] is None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from placement.graph.ir import Graph, Parameter
+from placement.lang.diagnostics import Diagnostic, PlacementError, did_you_mean
 from placement.lang.format import format_text
 from placement.lang.parser import parse
 from placement.propose.cuts import bytes_of, placeable, wild
@@ -50,9 +51,16 @@ def scaffold(
     """A spec for ``model`` on one mesh axis of ``ranks``; the model is captured once and may be on the meta device.
 
     ``sizes`` are those that prices are for, by the names that ``init`` gives to dims. The same model gives the same
-    text. Raises PlacementError where the model cannot be captured.
+    text. Raises PlacementError where the model cannot be captured, or has no dim of a name in ``sizes``.
     """
     graph, named = captured(model, example)
+    dims = [symbol.name for symbol in graph.symbols]
+    for size in sizes or {}:
+        if size not in dims:
+            hint = did_you_mean(size, dims) or f"there are {', '.join(dims) or 'none'}"
+            raise PlacementError(
+                [Diagnostic("PLC103", f"the model's inputs have no dim '{size}' to give a size", hint=hint)]
+            )
     priced = {**_ample(graph), **(sizes or {})}
     inputs = _inputs(named)
     bare = parse("".join(f"{line}\n" for line in [f"mesh {axis}", *(f"{i.head} : {i.tail}" for i in inputs)]), _FILE)

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from placement.report.facts import Converted, Hooked, Inside, facts
+from placement.report.memory import memory_data
 
 if TYPE_CHECKING:
     from placement.solver.plan import Plan
@@ -31,7 +32,7 @@ def explain_data(plan: Plan) -> dict[str, Any]:
             }
             for axis, phases in found.totals.items()
         },
-        "memory": {"saved_for_backward": found.saved_bytes, "params": found.params_bytes},
+        "memory": memory_data(found.memory),
         "time": {"communication": found.communication, "compute": found.compute},
         "proof": {"cost": found.cost, "bound": found.bound},
     }

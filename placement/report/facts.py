@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from placement.graph.ir import Node, Output, Parameter, Value
 from placement.report.names import Names, common, operation, shared, visible
-from placement.types import Action, I, Kind, R, Type
+from placement.solver.memory import Memory, memory
+from placement.types import Action, I, Kind, R
 
 if TYPE_CHECKING:
     from placement.lang.diagnostics import Diagnostic
@@ -26,7 +27,8 @@ class Converted:
     a partial sum belongs where the sum is made as well as where it goes. users: names of the consumers, none where
     a ``value`` line has the value converted at once.
     user_modules: the module of each. source, target: the user's words, which do not tell I from R as ``source_type``
-    and ``target_type`` do. nbytes: of the full value. position: of the conversion in program order.
+    and ``target_type`` do. nbytes: of the full value. position: of the conversion in program order. times: picoseconds
+    forward and backward.
     """
 
     value: str
@@ -45,6 +47,7 @@ class Converted:
     nbytes: int
     cause: tuple[str, ...]
     position: tuple[int, int]
+    times: tuple[int, int] = (0, 0)
 
     @property
     def launches(self) -> tuple[tuple[str, str, int], ...]:
@@ -67,7 +70,10 @@ class Inside:
 
 @dataclass(frozen=True, slots=True)
 class Hooked:
-    """A replicated parameter whose gradient is summed over axes. meets: the placements it is used together with."""
+    """A replicated parameter whose gradient is summed over axes. meets: the placements it is used together with.
+
+    time: picoseconds that its part of the flat reduction takes.
+    """
 
     parameter: str
     axes: tuple[str, ...]
@@ -75,6 +81,7 @@ class Hooked:
     meets: tuple[str, ...]
     cause: tuple[str, ...]
     dtype: str
+    time: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +101,7 @@ class Facts:
     totals: Totals
     params_bytes: int
     saved_bytes: int
+    memory: Memory
     communication: int
     compute: int
     cost: int
@@ -107,8 +115,8 @@ def facts(plan: Plan) -> Facts:
     """Gather what there is to say about ``plan``."""
     names = Names(plan)
     axis = plan.axis.name
-    files = _files(plan)
-    params = [p for p in plan.graph.parameters if not p.is_buffer]
+    files = files_of(plan)
+    used = memory(plan)
     return Facts(
         files=tuple(files.values()),
         mesh={axis: plan.axis.n},
@@ -121,8 +129,9 @@ def facts(plan: Plan) -> Facts:
         values=_values(plan, names),
         outputs=_outputs(plan, names),
         totals=_totals(plan),
-        params_bytes=sum(_local(plan, p.value, plan.produced[p.value]) for p in params),
-        saved_bytes=plan.saved,
+        params_bytes=used.rank.parameters,
+        saved_bytes=used.rank.saved_bytes,
+        memory=used,
         communication=plan.cost[0] - plan.compute,
         compute=plan.compute,
         cost=plan.cost[0],
@@ -140,13 +149,15 @@ def told_files(files: Iterable[str]) -> dict[str, str]:
     return {file: "/".join(file.split("/")[len(folder) :]) for file in found}
 
 
-def _files(plan: Plan) -> dict[str, str]:
+def files_of(plan: Plan) -> dict[str, str]:
+    """How the files are told that the plan's statements lie in."""
     bound = plan.bound
     pins = (*bound.inputs.values(), *bound.parameters.values(), *bound.values.values(), *bound.outputs.values())
     return told_files({pin.span.file for pin in pins if pin is not None and pin.span is not None})
 
 
-def _causes(found: Iterable[str], files: Mapping[str, str]) -> tuple[str, ...]:
+def told_causes(found: Iterable[str], files: Mapping[str, str]) -> tuple[str, ...]:
+    """Causes, each ``file:line``, with the files as they are told."""
     parts = (cause.rpartition(":") for cause in found)
     return tuple(f"{files.get(file, file)}:{line}" for file, _, line in parts)
 
@@ -160,9 +171,13 @@ def _note(note: Diagnostic, files: Mapping[str, str]) -> str:
 def _conversions(plan: Plan, names: Names, files: Mapping[str, str]) -> Iterable[Converted]:
     hooked = {hook.parameter.value for hook in plan.hooks}
     for step in plan.steps:
-        if step.value in hooked and step.source.type == I and step.target.type == R:
+        if step.value in hooked and _is_hook(step):
             continue  # the hook says it
         yield _converted(plan, names, step, files)
+
+
+def _is_hook(step: Step) -> bool:
+    return step.source.type == I and step.target.type == R
 
 
 def _converted(plan: Plan, names: Names, step: Step, files: Mapping[str, str]) -> Converted:
@@ -188,8 +203,9 @@ def _converted(plan: Plan, names: Names, step: Step, files: Mapping[str, str]) -
         forward=visible(actions[0]),
         backward=visible(actions[1]),
         nbytes=step.nbytes,
-        cause=_causes(step.cause, files),
+        cause=told_causes(step.cause, files),
         position=(names.order[producer], 1) if leaving and producer is not None else (min(uses), 0),
+        times=step.times,
     )
 
 
@@ -213,14 +229,16 @@ def _hooks(plan: Plan, names: Names, files: Mapping[str, str]) -> Iterable[Hooke
     for hook in plan.hooks:
         by_parameter.setdefault(hook.parameter, []).append(hook)
     meets = _meetings(plan, names, {p.value for p in by_parameter})
+    times = {step.value: step.times[1] for step in plan.steps if _is_hook(step)}
     for parameter, found in by_parameter.items():
         yield Hooked(
             parameter=parameter.name,
             axes=tuple(hook.axis for hook in found),
             nbytes=found[0].nbytes,
             meets=tuple(meets.get(parameter.value, {})),
-            cause=_causes(dict.fromkeys(cause for hook in found for cause in hook.cause), files),
+            cause=told_causes(dict.fromkeys(cause for hook in found for cause in hook.cause), files),
             dtype=str(parameter.value.dtype),
+            time=times[parameter.value],
         )
 
 
@@ -264,7 +282,3 @@ def _totals(plan: Plan) -> dict[str, dict[str, dict[str, tuple[int, int]]]]:
         count, nbytes = actions.get(launch.action.value, (0, 0))
         actions[launch.action.value] = (count + 1, nbytes + launch.nbytes)
     return totals
-
-
-def _local(plan: Plan, value: Value, kind: Type) -> int:
-    return plan.nbytes(value) // (plan.axis.n if kind.kind is Kind.S else 1)

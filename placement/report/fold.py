@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from placement.lang.patterns import compile_pattern
 from placement.report.facts import Converted, Facts, Hooked, Inside
 from placement.report.names import join, relative, shared, within
 from placement.types import Kind
@@ -84,6 +83,19 @@ def layer_of(path: str) -> str | None:
         if segment.isdigit():
             return ".".join(segments[: index + 1])
     return None
+
+
+def seen_from(layer: str | None, path: str) -> str:
+    """A path as a layer sees it: its own parts without its name, those of other layers by how far away they are."""
+    if layer is None:
+        return path
+    if within(path, layer):
+        return f".{relative(path, layer)}"
+    listed, _, index = layer.rpartition(".")
+    other = layer_of(path)
+    if other is None or other.rpartition(".")[0] != listed:
+        return path
+    return f"{int(other.rpartition('.')[2]) - int(index):+}.{relative(path, other)}"
 
 
 def _alike(layers: dict[str, list[Converted | Inside]]) -> Iterator[Block]:
@@ -174,10 +186,10 @@ def summed(found: Facts, limit: int = 1000) -> tuple[Summed, ...]:
         groups.setdefault((hook.nbytes, hook.axes, hook.meets, hook.dtype), []).append(hook)
     result: list[Summed] = []
     for members in groups.values():
-        for pattern in patterns([hook.parameter for hook in members], limit):
-            matches = compile_pattern(pattern).fullmatch
-            inside = tuple(hook for hook in members if matches(hook.parameter))
-            result.append(Summed(pattern, inside, tuple(dict.fromkeys(c for hook in inside for c in hook.cause))))
+        for found_pattern in _patterns([hook.parameter for hook in members], limit):
+            inside = tuple(hook for hook in members if _matches(found_pattern, hook.parameter))
+            cause = tuple(dict.fromkeys(c for hook in inside for c in hook.cause))
+            result.append(Summed(show(found_pattern), inside, cause))
     return tuple(result)
 
 
@@ -220,12 +232,22 @@ def patterns(names: Iterable[str], limit: int = 1000) -> list[str]:
     Index ranges are joined first, then names that differ in one segment while the pattern has at most
     ``limit`` characters: ``layers.[0-3].self_attn.{q_norm,k_norm}.weight``.
     """
+    return [show(pattern) for pattern in _patterns(names, limit)]
+
+
+def _patterns(names: Iterable[str], limit: int) -> list[Segments]:
     found: list[Segments] = [tuple((segment,) for segment in name.split(".")) for name in dict.fromkeys(names)]
     for digits in (True, False):
         depth = max((len(p) for p in found), default=0)
         for position in reversed(range(depth)):
             found = list(_joined(found, position, limit, digits=digits))
-    return [show(pattern) for pattern in found]
+    return found
+
+
+def _matches(pattern: Segments, name: str) -> bool:
+    """By its segments, since a module's name may have characters that a pattern in text cannot."""
+    segments = name.split(".")
+    return len(segments) == len(pattern) and all(s in options for s, options in zip(segments, pattern, strict=True))
 
 
 def _joined(found: Sequence[Segments], position: int, limit: int, *, digits: bool) -> Iterator[Segments]:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from placement.report.facts import Facts, facts
 from placement.report.fold import Block, Item, Row, blocks, causes, layer_sums, order, patterns, summed
+from placement.report.page import Page
 from placement.report.units import plural, show_bytes, show_time
 
 if TYPE_CHECKING:
     from placement.solver.plan import Plan
 
-MIN_WIDTH = 60
-_STYLES = {"bold": "1", "dim": "2", "action": "36"}
 _ACTION, _BYTES = 14, 8  # `reduce_scatter`, `1023 KiB`
 _SIDES = 4 + 2 + _ACTION + 2 + _BYTES + 2 + _ACTION  # a row's width without its first column
 
@@ -24,15 +22,16 @@ def explain_text(plan: Plan, width: int = 80, *, color: bool = False, verbose: b
 
     ``color`` adds ANSI styles. ``verbose`` adds the placement of every parameter and the time of each stage.
     """
-    return _Page(facts(plan), max(width, MIN_WIDTH), color=color).text(verbose=verbose)
+    return _Page(facts(plan), width, color=color).text(verbose=verbose)
 
 
-class _Page:
+class _Page(Page):
     def __init__(self, found: Facts, width: int, *, color: bool) -> None:
-        self.facts, self.width, self.color = found, width, color
+        super().__init__(width, color=color)
+        self.facts = found
         self.blocks = blocks(found)
         rows = [row for block in self.blocks for item in block.items for row in item.rows]
-        self.column = min(max([len(_what(row)) for row in rows], default=0), width - _SIDES)
+        self.column = min(max([len(_what(row)) for row in rows], default=0), self.width - _SIDES)
 
     def text(self, *, verbose: bool) -> str:
         sections: list[Iterable[str]] = [self.header(), *map(self.block, self.blocks), self.hooks(), self.totals()]
@@ -45,9 +44,7 @@ class _Page:
     # -- sections -------------------------------------------------------------------------------
 
     def header(self) -> Iterator[str]:
-        mesh = ", ".join(f"{axis} = {n}" for axis, n in self.facts.mesh.items())
-        left = f"{' '.join(self.facts.files) or 'plan'} on mesh {mesh}"
-        yield from self.sides(left, f"device {self.facts.device}, link {self.facts.link}", "bold")
+        yield from self.heading(self.facts)
         if not self.blocks:
             yield ""
             yield "nothing is sent between modules"
@@ -165,44 +162,6 @@ class _Page:
             yield self.shorten(source, "  ")
             yield from self.sides(self.shorten(target, "    -> "), right, right_style="dim")
 
-    def sides(self, left: str, right: str, left_style: str = "", right_style: str = "") -> Iterator[str]:
-        """One text at the left margin and one at the right; on two lines where they do not fit one."""
-        if not right:
-            yield self.paint(self.shorten(left), left_style)
-        elif len(left) + 2 + len(right) <= self.width:
-            gap = " " * (self.width - len(left) - len(right))
-            yield self.paint(left, left_style) + gap + self.paint(right, right_style)
-        else:
-            yield self.paint(self.shorten(left), left_style)
-            for line in textwrap.wrap(right, self.width - 6, break_on_hyphens=False):
-                yield self.paint(self.shorten(line.rjust(self.width)), right_style)
-
-    def broken(self, line: str) -> Iterator[str]:
-        """``a -> b`` on two lines where it does not fit one."""
-        if len(line) <= self.width or " -> " not in line:
-            yield self.shorten(line)
-        else:
-            source, _, target = line.partition(" -> ")
-            yield self.shorten(source)
-            yield self.shorten(target, "      -> ")
-
-    def fill(self, label: str, text: str) -> Iterator[str]:
-        """A labelled paragraph."""
-        lines = textwrap.wrap(text, self.width - 9, break_on_hyphens=False) or [""]
-        yield self.paint(f"{label:<9}", "bold") + lines[0]
-        yield from (" " * 9 + line for line in lines[1:])
-
-    def shorten(self, line: str, lead: str = "") -> str:
-        """``lead`` and ``line``, which fit: of a longer line the indent and the end, which tells names apart."""
-        if len(lead) + len(line) <= self.width:
-            return lead + line
-        body = line.lstrip()
-        lead += line[: len(line) - len(body)]
-        return f"{lead}...{body[len(lead) + 3 - self.width :]}"
-
-    def paint(self, text: str, style: str) -> str:
-        return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if self.color and style and text.strip() else text
-
 
 def _what(row: Row) -> str:
     return f"{row.what} @ {row.axis}"
@@ -214,4 +173,5 @@ def proof(found: Facts) -> str:
     if found.optimal:
         return f"{step} is the optimum, proven"
     gap = 100 * (found.cost - found.bound) / found.bound if found.bound else 0.0
-    return f"{step}, at most {gap:.2g} % above the optimum: no plan takes less than {found.bound} ps"
+    more = f"{gap:.2g}" if gap < 100 else f"{gap:.0f}"
+    return f"{step}, at most {more} % above the optimum: no plan takes less than {found.bound} ps"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _TIMES = ((10**12, "s"), (10**9, "ms"), (10**6, "us"), (10**3, "ns"), (1, "ps"))
 
@@ -20,6 +22,11 @@ def show_time(picoseconds: int) -> str:
         if picoseconds >= scale:
             return f"{_digits(picoseconds / scale)} {unit}"
     return "0 s"
+
+
+def signed(number: int, show: Callable[[int], str]) -> str:
+    """A difference: ``+1.5 KiB``, ``-3 us``, ``0``."""
+    return f"{'+' if number > 0 else '-'}{show(abs(number))}" if number else "0"
 
 
 def plural(count: int, noun: str) -> str:

@@ -68,10 +68,11 @@ def _rms_norm(node: Node) -> Iterator[Kept]:
     given = arguments(node)
     source, weight = given["input"], given["weight"]
     wide = _accumulated(source)
-    yield Kept(source, wide) if wide > source.dtype.itemsize else Kept(source)
-    yield Kept(source, wide, _rows(source, len(given["normalized_shape"])))
-    if isinstance(weight, Value):
-        yield Kept(weight)
+    if source.requires_grad:
+        yield Kept(source, wide) if wide > source.dtype.itemsize else Kept(source)
+        yield Kept(source, wide, _rows(source, len(given["normalized_shape"])))
+        yield from map(Kept, _tensors(weight))
+    if isinstance(weight, Value) and weight.requires_grad:
         yield Kept(source, wide)
 
 
@@ -119,10 +120,14 @@ def _dropout(node: Node) -> Iterator[Kept]:
 
 
 def _cross_entropy(node: Node) -> Iterator[Kept]:
-    """The logarithms of all probabilities."""
-    logits, *others = node.operands
+    """The logarithms of all probabilities, and the targets: those that are probabilities only for the logits."""
+    logits, target, *weight = node.operands
     yield Kept(logits, logits.dtype.itemsize)
-    yield from map(Kept, others)
+    if logits.requires_grad or not target.dtype.is_floating_point:
+        yield Kept(target)
+    if arguments(node)["label_smoothing"]:
+        yield Kept(target, 1)  # which of them are ignored
+    yield from map(Kept, weight)
 
 
 def _over_classes(node: Node) -> Iterator[Kept]:
@@ -161,10 +166,12 @@ _TABLE: dict[str, Line] = {
     "add sub rsub neg ceil floor frac round sign trunc to isinf isnan isfinite": "",
     "abs gelu silu square sin cos log": "self",
     "log_sigmoid": "self, copy self",
-    "sgn copysign": "self, result",
-    "atan2 fmax fmin fmod logaddexp maximum minimum remainder xlogy": "self, other",
-    "hypot": "self, other, result",
-    "max.other min.other div.Tensor_mode": "self, other",
+    "sgn": "self, result",
+    "copysign": "self for self, result",
+    "atan2 fmax fmin logaddexp maximum minimum xlogy max.other min.other": "self, other",
+    "fmod remainder": "self for other, other for other",
+    "div.Tensor_mode": "self for other, other",
+    "hypot": "self for self, other for other, result",
     "remainder.Scalar div.Scalar_mode div.Scalar lerp.Scalar": "",
     "clamp.Tensor": "self, min, max",
     "mul": _PRODUCT.format("self", "other"),
@@ -190,8 +197,10 @@ _TABLE: dict[str, Line] = {
     "index": _indices,
     "embedding": "indices",
     "gather": "self, index",
-    "scatter scatter_add index_select": "index",
-    "index_add": "index, source",
+    "scatter index_select": "index",
+    "scatter_add": "index for src",
+    "index_add": "index for source, source for source",
+    "repeat_interleave.self_int": "",
     "sort.default sort.stable topk max.dim min.dim median.dim": "result.1",
     "amax amin prod std std_mean logsumexp linalg_vector_norm norm cumprod logcumsumexp": "self, result",
     "max.default min.default median.default": "self, result",

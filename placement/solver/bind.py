@@ -14,7 +14,7 @@ import sympy
 from placement.graph.factors import Dims, Factors, NameClashError, NamedDims, infer
 from placement.graph.ir import Graph, ModuleInfo, Output, Parameter, Size, Value, evaluate
 from placement.lang.diagnostics import Diagnostic, Diagnostics, did_you_mean
-from placement.lang.spec import OutputLine, ParamLine, Placed, Span, Spec, ValueLine
+from placement.lang.spec import LimitLine, OutputLine, ParamLine, Placed, Span, Spec, ValueLine
 from placement.rules import Context, signature_of
 from placement.solver.cost import DEVICES, LINKS, Link, Machine, defaults, known_link
 from placement.solver.inputs import check_inputs, dims_fit, shown
@@ -59,6 +59,7 @@ class Bound:
     values: Mapping[Value, Pin]
     outputs: Mapping[Output, Pin | None]  # None: whatever costs least
     notes: tuple[Diagnostic, ...] = ()
+    limit: LimitLine | None = None
 
 
 # What `out` and `in` mean inside one parameter, by the class that owns it; subclasses inherit.
@@ -128,6 +129,7 @@ def bind(
         values=binder.values(),
         outputs=binder.outputs(),
         notes=tuple(binder.notes),
+        limit=spec.limits[0] if spec.limits else None,
     )
     found.raise_if_any(spec.sources)
     return bound

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -20,10 +21,12 @@ from placement.lang.diagnostics import Diagnostic, PlacementError
 from placement.rules import Strategy, lookup, strategies
 from placement.rules.skeleton import notes, start
 from placement.solver.bind import Bound, Pin
+from placement.solver.capacity import TooLittle, fitted
 from placement.solver.causes import Causes
-from placement.solver.eliminate import Infeasible, solve
+from placement.solver.eliminate import Infeasible, Undecided, solve
+from placement.solver.keeping import Keeping
 from placement.solver.plan import Hook, Plan, Step, Version
-from placement.solver.problem import Net, Problem, Variable
+from placement.solver.problem import Net, Problem, Solution, Variable
 from placement.solver.steiner import conversion_table, conversion_tree
 from placement.types import Action, Conversion, I, Kind, P, R, Type, conversion
 
@@ -42,27 +45,52 @@ class _NetSpec:
 
 
 def plan(bound: Bound, sources: Mapping[str, str] | None = None) -> Plan:
-    """The plan that costs least. Raises PlacementError (PLC301, PLC402) where the placements cannot be met."""
+    """The plan that costs least, of those within the limit of memory if there is one.
+
+    Raises PlacementError where the placements (PLC301, PLC402) or the limit (PLC305) cannot be met.
+    """
     started = time.perf_counter()
     builder = _Builder(bound)
     problem = builder.problem()
     built = time.perf_counter()
     try:
-        solution = solve(problem)
+        solution = builder.solved(problem)
     except Infeasible as error:
         raise PlacementError([builder.infeasible(error)], sources) from error
+    except TooLittle as error:
+        raise PlacementError([error.diagnostic], sources) from error
+    except Undecided as error:
+        text = "no plan was found before the solver's tables passed their limit; there may be one"
+        hint = "place some values with 'value' lines: each one placed is one choice less"
+        raise PlacementError([Diagnostic("PLC302", text, hint=hint, notes=(str(error),))], sources) from error
     solved = time.perf_counter()
     result = builder.plan(solution.choice, solution.cost, solution.bound)
     result.verify()
+    if solution.bound < solution.cost:
+        result = dataclasses.replace(result, bound=_noted(bound, solution))
     stages = {"strategies": built - started, "solve": solved - built, "plan": time.perf_counter() - solved}
     return dataclasses.replace(result, stages=stages)
+
+
+def _noted(bound: Bound, solution: Solution) -> Bound:
+    """With the note that the plan is not proven to be the best."""
+    gap = 100 * (solution.cost[0] - solution.bound[0]) / max(solution.bound[0], 1)
+    more = f"{gap:.2g}" if gap < 100 else f"{gap:.0f}"
+    text = f"the plan is not proven to cost least, at most {more} % more: the solver's tables would pass their limit"
+    if bound.limit is not None:
+        text = f"within the limit of memory the plan is not proven to cost least, at most {more} % more"
+        return dataclasses.replace(
+            bound, notes=(*bound.notes, Diagnostic("PLC305", text, bound.limit.span, severity="note"))
+        )
+    return dataclasses.replace(bound, notes=(*bound.notes, Diagnostic("PLC302", text, severity="note")))
 
 
 def price(bound: Bound) -> Cost | None:
     """What the plan that costs least costs: picoseconds, bytes kept, launches. None where there is no plan."""
     try:
-        return solve(_Builder(bound).problem()).cost
-    except (Infeasible, PlacementError):
+        builder = _Builder(bound)
+        return builder.solved(builder.problem()).cost
+    except (Infeasible, Undecided, TooLittle, PlacementError):
         return None
 
 
@@ -80,13 +108,25 @@ class _Builder:
         self.fixed = self._derived_from_parameters()
         self.sealed = self._inside_placed_modules()
         self.divided = {f for pin in bound.inputs.values() for t in pin.types for f in t.over}
-        self.compute_of: dict[int, list[int]] = {}
+        self.work_of: dict[int, list[tuple[int, int]]] = {}
+        self.index_of: dict[Node, int] = {}
+        self.keeping = Keeping(bound, least=bound.limit is not None)
         self.bytes: dict[Value, int] = {}
         self.prices: dict[tuple[int, bool, bool, bool], dict[tuple[Kind, Kind], Cost | None]] = {}
 
+    def solved(self, problem: Problem) -> Solution:
+        """The choices that cost least. Raises Infeasible, Undecided, TooLittle."""
+        if self.bound.limit is None:
+            return solve(problem)
+        return fitted(self.bound, self.bound.limit, problem, lambda s: self.plan(s.choice, s.cost, s.bound))
+
     # -- problem --------------------------------------------------------------------------------
 
-    def problem(self) -> Problem:
+    def problem(self, *, exact_bytes: bool = False) -> Problem:
+        """The numbers. With ``exact_bytes`` what several ops keep is paid once, else by the first of them.
+
+        The bytes decide only between plans of one time, and told exactly they make a solve take fifty times as long.
+        """
         for item in self.bound.graph.inputs:
             self._source(item.value, self.bound.inputs[item.value])
         for parameter in self.bound.graph.parameters:
@@ -100,7 +140,9 @@ class _Builder:
             for name, costs in zip(self.names, self.costs, strict=True)
         )
         specs = [*self.nets.values(), *self.pinned.values()]
-        problem = Problem(variables, tuple(self._net(spec) for spec in specs))
+        offered: Any = {node: self.choices[index] for node, index in self.index_of.items()}
+        kept = self.keeping.nets(self.index_of, offered) if exact_bytes else ()
+        problem = Problem(variables, (*(self._net(spec) for spec in specs), *kept))
         problem.verify()
         return problem
 
@@ -123,9 +165,10 @@ class _Builder:
             offered = self._within_pin(result, offered, node.results.index(result))
         if not offered:
             raise PlacementError([self._impossible(node)])
-        costs, compute = zip(*(self._strategy_cost(node, s) for s in offered), strict=True)
+        costs, work = zip(*(self._strategy_cost(node, s) for s in offered), strict=True)
         index = self._variable(node.name, offered, costs, node)
-        self.compute_of[index] = list(compute)
+        self.work_of[index] = list(work)
+        self.index_of[node] = index
         for position, operand in enumerate(node.operands):
             self._consumers(operand).append((index, node, position, tuple(s.operands[position] for s in offered)))
         for position, result in enumerate(node.results):
@@ -146,6 +189,9 @@ class _Builder:
             if pin
             else tuple(t for t in self.context.types(output.value) if t != R or not output.value.requires_grad)
         )
+        allowed = self.fixed.get(output.value)
+        if allowed is not None and not allowed & set(kinds):
+            raise PlacementError([self._returned_otherwise(output, pin)])
         index = self._variable(f"output {output.name}", kinds, [(0, 0, 0)] * len(kinds), output)
         self._consumers(output.value).append((index, output, 0, kinds))
 
@@ -276,20 +322,23 @@ class _Builder:
         return price
 
     def _sent(self, found: Conversion, nbytes: int, *, hook: bool) -> Cost:
-        total, launches = 0, 0
-        for action in (found.forward, found.backward):
-            total += self.machine.collective(action, nbytes)
-            if hook and action is Action.ALL_REDUCE:  # one flat launch for all hooks: only its bytes count here
-                total -= self.machine.collective(action, 0)
-            else:
-                launches += self.machine.launches(action)
-        return total, 0, launches
+        actions = [a for a in (found.forward, found.backward) if not (hook and a is Action.ALL_REDUCE)]
+        return sum(self._times(found, nbytes, hook=hook)), 0, sum(map(self.machine.launches, actions))
+
+    def _times(self, found: Conversion, nbytes: int, *, hook: bool) -> tuple[int, int]:
+        """Picoseconds forward and backward. All hooks are one flat launch: only their bytes count."""
+
+        def time(action: Action) -> int:
+            flat = hook and action is Action.ALL_REDUCE
+            return self.machine.collective(action, nbytes) - (self.machine.collective(action, 0) if flat else 0)
+
+        return time(found.forward), time(found.backward)
 
     def _local(self, value: Value, kind: Type) -> int:
         return self._nbytes(value) // (self.context.n if kind.over else 1)
 
-    def _strategy_cost(self, node: Node, strategy: Strategy) -> tuple[Cost, int]:
-        """The price of an op: its work forward and backward, and the collectives inside it."""
+    def _strategy_cost(self, node: Node, strategy: Strategy) -> tuple[Cost, tuple[int, int]]:
+        """The price of an op with the collectives inside it, and of its work alone forward and backward."""
         found = lookup(node)
         operands = list(zip(node.operands, strategy.operands, strict=True))
         results = list(zip(node.results, strategy.results, strict=True))
@@ -297,13 +346,13 @@ class _Builder:
         traffic = 0 if view else sum(self._local(v, t) for v, t in (*operands, *results))
         flops = self._flops(node, strategy)
         dtype = str(node.results[0].dtype).removeprefix("torch.") if node.results else "float32"
-        work = self.machine.compute(flops, traffic, dtype)
+        forward, backward = self.machine.compute(flops, traffic, dtype), 0
         if any(v.requires_grad for v in node.results):
             grads = sum(v.requires_grad for v in node.operands) if flops else 1
-            work += self.machine.compute(flops * grads, traffic, dtype)
+            backward = self.machine.compute(flops * grads, traffic, dtype)
         sent = sum(self.machine.collective(c.action, c.nbytes) for c in strategy.collectives)
         launches = sum(self.machine.launches(c.action) for c in strategy.collectives)
-        return (work + sent, self._saved(node, strategy), launches), work
+        return (forward + backward + sent, self.keeping.nbytes(node, strategy), launches), (forward, backward)
 
     def _flops(self, node: Node, strategy: Strategy) -> int:
         found = lookup(node)
@@ -319,28 +368,6 @@ class _Builder:
                     cut = place is not None and place[0] == index
                     extent[letter] = min(extent.get(letter, whole), whole // self.context.n if cut else whole)
         return found.flops(extent)
-
-    def _saved(self, node: Node, strategy: Strategy) -> int:
-        """Bytes kept for the backward: what a product needs of its other factors, what a nonlinear op took."""
-        if not any(v.requires_grad for v in node.results):
-            return 0
-        found = lookup(node)
-        signature = found.signature(node) if found else None
-        if (
-            found is None
-            or found.view
-            or not isinstance(signature, Signature)
-            or len(signature.additive) == len(node.operands)
-        ):
-            return 0
-        kept = 0
-        parameters = self.fixed
-        for index, (value, kind) in enumerate(zip(node.operands, strategy.operands, strict=True)):
-            others = [v for i, v in enumerate(node.operands) if i != index]
-            needed = any(v.requires_grad for v in others) if signature.linear else value.requires_grad
-            if needed and value not in parameters:
-                kept += self._local(value, kind)
-        return kept
 
     # -- plan -----------------------------------------------------------------------------------
 
@@ -368,9 +395,11 @@ class _Builder:
             for p in self.bound.graph.parameters
             if any(s.value is p.value and s.target.type == R and s.source.type == I for s in steps)
         ]
-        compute = sum(costs[choice[index]] for index, costs in self.compute_of.items())
-        saved = sum(self.costs[index][choice[index]][1] for index in self.compute_of)
-        return Plan(self.bound, strategy_of, produced, uses, tuple(steps), tuple(hooks), cost, lower, compute, saved)
+        owned = ((self.owner[index], times[choice[index]]) for index, times in self.work_of.items())
+        work = {node: times for node, times in owned if isinstance(node, Node)}
+        compute = sum(map(sum, work.values()))
+        found = tuple(steps), tuple(hooks)
+        return Plan(self.bound, strategy_of, produced, uses, *found, cost, lower, compute, cost[1], work)
 
     def _steps(
         self, spec: _NetSpec, made: Type, choice: Sequence[int], uses: dict[tuple[Node | Output, int], Version]
@@ -395,7 +424,9 @@ class _Builder:
             assert found is not None
             source, target = Version(spec.value, kinds[a], spec.stage), Version(spec.value, kinds[b], spec.stage)
             consumers = tuple(dict.fromkeys(reach[kinds[b]]))
-            steps.append(Step(source, target, self.bound.axis.name, found, self._nbytes(spec.value), consumers, ()))
+            nbytes = self._nbytes(spec.value)
+            times = self._times(found, nbytes, hook=spec.value in self.fixed)
+            steps.append(Step(source, target, self.bound.axis.name, found, nbytes, consumers, (), times))
         if fixed_to is not None:
             kind = fixed_to.made[choice[fixed_to.source]]
             steps = [_staged(s, kind) for s in steps]
@@ -414,7 +445,33 @@ class _Builder:
         if node.operands and self.bound.dims.signature(node) is None:
             told = notes(node)
             return Diagnostic("PLC402", f"{text}: it has no rule", span, hint=start(node), notes=told, model_line=line)
-        return Diagnostic("PLC301", text, span, model_line=line)
+        return Diagnostic("PLC301", text, span, notes=tuple(self._whole(node, spoken, names)), model_line=line)
+
+    def _whole(self, node: Node, spoken: list[tuple[Value, Pin]], names: Mapping[Value, str]) -> Iterator[str]:
+        """Why a cut parameter is no good: the op needs the dim whole."""
+        signature = self.bound.dims.signature(node)
+        if not isinstance(signature, Signature):
+            return
+        for value, pin in spoken:
+            for kind in pin.types:
+                place = self.bound.dims.locate(value, kind.over) if kind.over else None  # type: ignore[arg-type]
+                dims = signature.operands[node.operands.index(value)]
+                if place is not None and signature.blocked & set(dims[place[0]]):
+                    yield f"each rank needs the whole of dim {place[0]} of '{names[value]}' for it"
+
+    def _returned_otherwise(self, output: Output, pin: Pin | None) -> Diagnostic:
+        """An output that is a parameter is returned as that is placed: nothing converts a parameter."""
+        assert output.value is not None
+        source = output.value
+        producer = {value: node for node in self.bound.graph.nodes for value in node.results}
+        while source in producer:  # a view or a cast of one
+            (source,) = producer[source].operands
+        own = self.bound.parameters[source]
+        names = {p.value: p.name for p in self.bound.graph.parameters}
+        text = f"output '{output.name}' is parameter '{names[source]}', which is placed otherwise than it is returned"
+        hint = f"place both alike, or write: output {output.name} : auto"
+        notes = [f"the parameter is placed at {own.span}"] if own.span and pin and pin.span else []
+        return Diagnostic("PLC301", text, pin.span if pin and pin.span else own.span, hint, tuple(notes))
 
     def infeasible(self, error: Infeasible) -> Diagnostic:
         """The diagnostic for a problem without a solution, at the statement nearest to where it broke."""

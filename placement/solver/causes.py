@@ -24,19 +24,19 @@ class Causes:
 
     def explain(self, step: Step) -> Step:
         """The conversion with its cause: what made the value so, and what its consumers follow from."""
+        return dataclasses.replace(step, cause=self.around(step.value, step.consumers))
+
+    def around(self, value: Value, users: Iterable[Node | Output]) -> tuple[str, ...]:
+        """``file:line`` of what made the value as it is, and of what these users of it follow from."""
         found: list[str] = []
-        own = (
-            self.bound.values.get(step.value)
-            or self.bound.inputs.get(step.value)
-            or self.bound.parameters.get(step.value)
-        )
+        own = self.bound.values.get(value) or self.bound.inputs.get(value) or self.bound.parameters.get(value)
         if own is not None and own.cause:
             found.append(own.cause)
         else:
-            found += self._upstream(self.producer.get(step.value))
-        for user in step.consumers:
+            found += self._upstream(self.producer.get(value))
+        for user in users:
             found += self._downstream(user)
-        return dataclasses.replace(step, cause=tuple(dict.fromkeys(found)))
+        return tuple(dict.fromkeys(found))
 
     def of_parameter(self, value: Value, steps: Iterable[Step]) -> tuple[str, ...]:
         """The statements because of which a parameter is used replicated."""

@@ -26,7 +26,7 @@ class Step:
     """A conversion of one version of a value into another.
 
     nbytes: the full value's bytes. consumers: the ops and outputs that use the target directly or by
-    further steps. cause: ``file:line`` of the statements it follows from.
+    further steps. cause: ``file:line`` of the statements it follows from. times: picoseconds forward and backward.
     """
 
     source: Version
@@ -36,6 +36,7 @@ class Step:
     nbytes: int
     consumers: tuple[Node | Output, ...]
     cause: tuple[str, ...]
+    times: tuple[int, int] = (0, 0)
 
     @property
     def value(self) -> Value:
@@ -80,6 +81,7 @@ class Plan:
     lower_bound: tuple[int, int, int]
     compute: int  # picoseconds of the cost that is work, not communication
     saved: int  # bytes kept for the backward on one rank
+    work: Mapping[Node, tuple[int, int]]  # picoseconds of each op's own work, forward and backward: ``compute`` in all
     stages: Mapping[str, float] = field(default_factory=dict)  # seconds by stage
 
     @property

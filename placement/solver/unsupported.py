@@ -48,7 +48,3 @@ def _statements(spec: Spec) -> Iterator[tuple[Span, str, str]]:
     for line in spec.lowers:
         for setting in line.settings:
             yield setting.span, f"setting '{setting}'", "is emitted in the one form there is"
-    for line in spec.limits:
-        yield line.resource.span, f"a limit on {line.resource}", "is the fastest one, whatever memory it takes"
-    for line in spec.expects:
-        yield line.collective.span, "a budget of collectives", "is the same; 'placement explain' counts its collectives"

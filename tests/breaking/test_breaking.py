@@ -146,6 +146,9 @@ def test_second_derivatives() -> None:
         (lambda m, x: m.mlp(x) * (2 if x.shape[1] > 3 else 3), (1, 9), (2, 2)),
         (lambda m, x: m.mlp(x) * (2 if x.shape[1] % 2 == 0 else 3), (1, 2), (2, 5)),
         (lambda m, x: m.mlp(x) * (2 if x.shape[1] == 5 else 3), (1, 9), (2, 5)),
+        (lambda m, x: m.mlp(x) * (2 if max(x.shape[1], 6) == 6 else 3), (1, 5), (2, 8)),
+        (lambda m, x: m.mlp(x) * (2 if abs(x.shape[0] - x.shape[1]) < 4 else 3), (1, 2), (2, 9)),
+        (lambda m, x: m.mlp(x) * (2 if x.shape[1] & (x.shape[1] - 1) == 0 else 3), (1, 8), (2, 7)),
         (lambda m, x: m.mlp(x) * (2 if x.shape[0] < x.shape[1] else 3), (1, 2), (5, 2)),
     ],
 )
@@ -155,6 +158,10 @@ def test_branches_on_sizes_are_held(body: Body, ok: tuple[int, int], bad: tuple[
     parity(model, program, given(*ok))
     with pytest.raises(ValueError, match="branches on sizes"):
         program(x=given(*bad))
+
+
+def test_a_branch_on_sizes_that_no_call_can_check_is_refused() -> None:
+    refused(Toy(lambda m, x: m.mlp(x) * (2 if x.shape[1] * 0.5 > 2.5 else 3)), "PLC407", "no call can check")
 
 
 def test_sizes_in_arithmetic() -> None:
@@ -294,7 +301,13 @@ def written_twice(m: Toy, x: Tensor) -> Tensor:
     return h
 
 
-@pytest.mark.parametrize("body", [shifted, written_twice])
+def at_indices(m: Toy, x: Tensor) -> Tensor:
+    h = m.mlp(x).clone()
+    h[:, [0, 1]] = 2.0 * h[:, [1, 0]]
+    return h
+
+
+@pytest.mark.parametrize("body", [shifted, written_twice, at_indices])
 def test_writes_to_slices(body: Body) -> None:
     model = Toy(body)
     parity(model, compiled(model), given(), given(1, 6))
@@ -326,3 +339,82 @@ def through_a_transpose(m: Toy, x: Tensor) -> Tensor:
 )
 def test_writes_that_views_would_show_are_refused(body: Body, text: str) -> None:
     refused(Toy(body), "PLC407", text)
+
+
+def double(view: Callable[[Tensor], Tensor]) -> Body:
+    def body(m: Toy, x: Tensor) -> Tensor:
+        h = m.mlp(x).clone()
+        view(h).mul_(2)
+        return h
+
+    return body
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda h: h.movedim(0, 1)[0],
+        lambda h: h.mT[:, 0],
+        lambda h: h.view_as(h),
+        lambda h: h.tensor_split(2, -1)[0],
+        lambda h: h.unsafe_chunk(2, -1)[0],
+        lambda h: h.diagonal(dim1=0, dim2=2),
+        lambda h: torch.view_as_complex(h.unflatten(-1, (4, 2))),
+    ],
+)
+def test_a_write_through_any_other_view_is_refused(view: Callable[[Tensor], Tensor]) -> None:
+    refused(Toy(double(view)), "PLC407", "through a view")
+
+
+@pytest.mark.parametrize("view", [lambda h: F.dropout(h, 0.0), lambda h: F.dropout(h, 0.5, training=False)])
+def test_a_dropout_that_drops_nothing_returns_what_it_was_given(view: Callable[[Tensor], Tensor]) -> None:
+    model = Toy(double(view))
+    parity(model, compiled(model), given(), given(1, 6))
+
+
+def test_a_dropout_switched_off_by_the_model_drops_nothing() -> None:
+    model = Toy(lambda m, x: m.b(F.dropout(m.a(x), 0.5, training=False)))
+    parity(model, compiled(model), given())
+
+
+@torch.library.custom_op("breaking::accumulate", mutates_args={"x"})
+def accumulate(x: Tensor, y: Tensor) -> None:
+    x.add_(y)
+
+
+def accumulated(m: Toy, x: Tensor) -> Tensor:
+    total = torch.zeros_like(x.detach())
+    accumulate(total, x.detach())
+    return m.mlp(x) + total
+
+
+def at_once(m: Toy, x: Tensor) -> Tensor:
+    h, g = m.mlp(x).clone(), x.clone()
+    torch._foreach_mul_([h, g], 2.0)
+    return h + g
+
+
+@pytest.mark.parametrize("body", [accumulated, at_once])
+def test_ops_that_only_write_are_refused(body: Body) -> None:
+    refused(Toy(body), "PLC407", "returns nothing")
+
+
+def read_without_a_gradient(m: Toy, x: Tensor) -> Tensor:
+    h = m.mlp(x)
+    out = torch.zeros_like(h.detach())
+    out[:, 0] = h[:, 0]
+    with torch.no_grad():
+        gate = out * 2
+    return out * gate
+
+
+def test_what_was_written_is_cut_off_under_no_grad() -> None:
+    model = Toy(read_without_a_gradient)
+    parity(model, compiled(model), given(), given(1, 6))
+
+
+def test_a_class_whose_name_is_no_identifier() -> None:
+    model = type('Toy-"""2', (Toy,), {})(lambda m, x: m.mlp(x))
+    program = compiled(model)
+    parity(model, program, given())
+    assert "class Toy____2(" in program.source

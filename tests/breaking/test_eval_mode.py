@@ -29,6 +29,25 @@ class Scales(Base):
         return x * 2 if self.training else x
 
 
+class ScalesByAConstant(Base):
+    def body(self, x):
+        return x * (torch.tensor(2.0) if self.training else torch.tensor(3.0))
+
+
+def scaled(x, training):
+    return x * 2 if training else x
+
+
+class Passes(Base):
+    def body(self, x):
+        return scaled(x, training=self.training)
+
+
+class LooksInside(Base):
+    def body(self, x):
+        return x * 2 if vars(self)["training"] else x
+
+
 class Dropping(Base):
     def body(self, x):
         x = F.dropout(x, self.dropout, self.training)
@@ -54,7 +73,7 @@ def compiled(model):
     return placement.compile(model, placement.simulate(tp=2), SPEC, example={"x": torch.randn(2, 4)})
 
 
-@pytest.mark.parametrize("kind", [Scales, ReturnsMore])
+@pytest.mark.parametrize("kind", [Scales, ScalesByAConstant, Passes, ReturnsMore, LooksInside])
 def test_another_program_in_eval_mode_is_refused(kind):
     program = compiled(kind())
     program.train()
@@ -81,3 +100,12 @@ def test_a_mere_switch_of_dropout_costs_no_second_capture(monkeypatch):
         calls.clear()
         compiled(kind())
         assert len(calls) == captures, kind
+
+
+def test_a_part_in_eval_mode_stays_in_it():
+    model = nn.Sequential(Dropping(), Dropping())
+    model[0].eval()
+    spec = SPEC.replace("input x", "input input").replace("param ", "param *.")
+    program = placement.compile(model, placement.simulate(tp=2), spec, example={"input": torch.randn(2, 4)})
+    flags = {path: module.training for path, module in program.named_modules() if path.startswith("rank0")}
+    assert flags == {f"rank0.{path}".rstrip("."): module.training for path, module in model.named_modules()}

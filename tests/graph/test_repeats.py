@@ -87,6 +87,72 @@ class Passes(Layer):
         return super().forward(x, mask=mask), mask, 3
 
 
+class Shared:
+    """What layers share beside the tree of modules."""
+
+    first, step = None, 0
+
+
+class ReadsShared(Layer):
+    held = Shared()
+
+    def __init__(self, width, index):
+        super().__init__(width, index)
+        self.shared = self.held
+
+    def forward(self, x, *, mask=None):
+        return super().forward(x, mask=mask) * (1 + self.shared.step)
+
+
+class KeepsTheFirst(ReadsShared):
+    def forward(self, x, *, mask=None):
+        y = self.inner(self.norm(x))
+        if self.shared.first is None:
+            self.shared.first = y
+        return x + self.shared.first
+
+
+class AddsWhatCameFirst(ReadsShared):
+    def forward(self, x, *, mask=None):
+        return super().forward(x, mask=mask) + Shared.first
+
+
+class CountsInItsClass(Layer):
+    calls = 0
+
+    def forward(self, x, *, mask=None):
+        type(self).calls += 1
+        return super().forward(x, mask=mask) * self.calls
+
+
+class InASlot(Layer):
+    __slots__ = ("factor",)
+
+    def __init__(self, width, index):
+        super().__init__(width, index)
+        self.factor = index + 1
+
+    def forward(self, x, *, mask=None):
+        return super().forward(x, mask=mask) * self.factor
+
+
+class LastTwice(Layer):
+    def forward(self, x, *, mask=None):
+        return super().forward(x, mask=mask) * (2 if self is self.owner[0].layers[-1] else 1)
+
+
+class AddsToAnArgument(Layer):
+    def forward(self, x, total):
+        y = super().forward(x)
+        total.add_(y)
+        return y
+
+
+class UsesTheFirst(Layer):
+    def forward(self, x, *, mask=None):
+        return super().forward(x, mask=mask) + nn.functional.linear(x, self.source[0].inner.lin.weight)
+
+
 class Stack(nn.Module):
     def __init__(self, kind, *, layers=3, width=4):
         super().__init__()
@@ -167,6 +233,67 @@ class UnderNoGrad(Stack):
         with torch.no_grad():
             y = super().run(x)
         return super().run(x + y)
+
+
+class Stepping(Stack):
+    """The model tells each layer where it is."""
+
+    def run(self, x):
+        Shared.first = x
+        for index, layer in enumerate(self.layers):
+            ReadsShared.held.step = layer.index = index
+            x = layer(x)
+        self.put_back()
+        return x
+
+    def put_back(self):
+        Shared.first, ReadsShared.held.step, CountsInItsClass.calls = None, 0, 0
+        vars(ReadsShared.held).pop("first", None)
+        for layer in self.layers:
+            layer.index = 0
+
+
+class Starting(Stepping):
+    def run(self, x):
+        x = Stack.run(self, x)
+        self.put_back()
+        return x
+
+
+class Rounds(Stepping):
+    def run(self, x):
+        for index in range(2):
+            for layer in self.layers:
+                layer.index = index
+                x = layer(x)
+        self.put_back()
+        return x
+
+
+class Totalling(Stack):
+    def run(self, x):
+        total = torch.zeros_like(x)
+        for layer in self.layers:
+            x = layer(x, total)
+        return x + total
+
+
+def telling(stack):
+    stack.put_back()
+    return stack
+
+
+def owned(stack):
+    for layer in stack.layers:
+        layer.owner = [stack]
+    return stack
+
+
+def sourced(stack):
+    source = [stack.layers[0]]
+    for layer in stack.layers:
+        layer.source = source
+    return stack
 
 
 def frozen(stack):
@@ -268,6 +395,26 @@ def test_a_graph_with_copies_is_the_graph_of_the_whole_trace(name, traces):
     assert [list(vars(m)) for m in model.modules()] == attributes
     assert all(kind.forward is forward for kind, forward in forwards)
     assert "__getattribute__" not in vars(nn.Module)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: telling(Stepping(ReadsIndex)),
+        lambda: telling(Rounds(ReadsIndex)),
+        lambda: telling(Stepping(ReadsShared)),
+        lambda: telling(Stepping(AddsWhatCameFirst)),
+        lambda: telling(Starting(KeepsTheFirst)),
+        lambda: telling(Starting(CountsInItsClass)),
+        lambda: Stack(InASlot),
+        lambda: owned(Stack(LastTwice)),
+        lambda: sourced(Stack(UsesTheFirst)),
+        lambda: Totalling(AddsToAnArgument),
+    ],
+)
+def test_layers_told_apart_by_what_is_outside_of_them(make):
+    model = make()
+    assert shown(capture(model, EXAMPLE, DIMS)) == shown(capture(model, EXAMPLE, DIMS, copies=False))
 
 
 @pytest.mark.parametrize("name", AGAIN)

@@ -1,5 +1,7 @@
 """What shows without a model."""
 
+import time
+
 import pytest
 
 from placement.lang import PlacementError, check, parse
@@ -122,3 +124,16 @@ def test_patterns_are_compared_in_linear_time(monkeypatch):
     assert comparisons(1000, "m{0}.*.w{0}") == 1000
     assert comparisons(1000, "**.{{w{0},v{0}}}") == 1000
     assert comparisons(1000, "*.*w{0}") == 100_000
+
+
+@pytest.mark.parametrize("line", ["param w{0} : Shard(out) @ tp\n", "param w{0} : Shard(o_{0}) @ tp\n"])
+def test_dims_are_looked_up_in_linear_time(line):
+    def seconds(n):
+        spec = parse("mesh tp\n" + "".join(map(line.format, range(n))))
+        start = time.process_time()
+        check(spec)
+        return time.process_time() - start
+
+    seconds(10)
+    small = min(seconds(1000) for _ in range(3))
+    assert seconds(4000) < 8 * small + 0.05  # four times the work; a square would be 16

@@ -409,3 +409,18 @@ def test_one_long_line_is_linear():
         start = time.process_time()
         faults("param " + piece * 20_000)
         assert time.process_time() - start < 3, piece
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("input a\n  : [b]", (2, 3)),
+        ("param a : Shard(0)\n  @ tp", (2, 3)),
+        ("param a : [b] # why\n\n  , Shard(b)", (3, 3)),
+    ],
+)
+def test_a_sign_that_should_have_ended_the_line_above_says_so(text, place):
+    found = faults(text)[-1]
+    assert (found.code, found.line, found.column) == ("PLC003", *place)
+    assert found.hint is not None
+    assert "at the end of its line" in found.hint

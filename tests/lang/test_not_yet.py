@@ -19,8 +19,6 @@ CASES = [
     ("value a : Shard(seq, zigzag)", "PLC206", "the zigzag order is not supported yet", "Shard(seq, zigzag)"),
     ("strategy a : ring @ tp", "PLC303", "choosing the implementation 'ring' is not supported yet", "ring"),
     ("lower a : overlap = ring", "PLC303", "setting 'overlap = ring' is not supported yet", "overlap = ring"),
-    ("limit memory 60 GB", "PLC303", "a limit on memory is not supported yet", "memory"),
-    ("expect a : all_gather <= 2", "PLC303", "a budget of collectives is not supported yet", "all_gather"),
 ]
 
 
@@ -39,14 +37,16 @@ def test_what_is_missing_is_named(line, code, message, covered):
 
 
 def test_what_is_supported_is_not_refused():
-    assert refused(HEAD + "param a : Shard(0)\nvalue b : auto\noutput o : auto, Partial\ndevice h100") == ()
+    text = "param a : Shard(0)\nvalue b : auto\noutput o : auto, Partial\ndevice h100\n"
+    assert refused(HEAD + text + "limit memory 60 GB\nexpect a : all_gather <= 2") == ()
 
 
 def test_all_at_once_at_binding_and_none_by_the_check():
     import placement
     from examples.mlp.model import build
 
-    text = "mesh tp = 2\ninput x, target : [batch, seq, width]\nlimit memory 1 GB\nexpect ** : all_gather <= 0\n"
+    text = "mesh tp = 2\ninput x, target : [batch, seq, width]\n"
+    text += "lower blocks.* : reduce = float32\nstrategy blocks.* : ring\n"
     assert check(parse(text)) == ()
     model, example = build()
     with pytest.raises(PlacementError) as caught:

@@ -1,0 +1,382 @@
+"""Where every tensor of a program lies in memory, and which storages each op's backward keeps.
+
+A backward keeps storages, not tensors: a view keeps all of its base, and what two ops need is kept once. So the
+program is gone through once, op by op, with the place of every tensor; torch itself says, on tensors without data,
+what is a view and what is a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+
+from placement.graph._torch import schema_arguments, schema_name, storage_of
+from placement.graph.factors import Factors
+from placement.graph.ir import Graph, Node, Size, Value, evaluate, leaves, substitute
+from placement.rules import Context, Strategy, lookup
+from placement.rules.core import arguments
+from placement.rules.saved import LAYOUTS, Kept, kept
+from placement.types import R, Type
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Saved:
+    """A storage kept for the backward.
+
+    value: the value that it is, or whose elements it was made for. node: the op that keeps it, the first one of
+    several. own: whether it is a tensor of the op's own, such as a mask or statistics.
+    """
+
+    value: Value
+    node: Node
+    nbytes: int
+    own: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where a tensor lies: its storage, and how it goes through it."""
+
+    storage: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A storage that an op's backward keeps; ``storage`` is -1 for a tensor of its own."""
+
+    kept: Kept
+    storage: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A result of an op: its strides, and the operand that it is a view of (-1: none)."""
+
+    strides: tuple[int, ...]
+    base: int
+
+
+@dataclass(slots=True)
+class _Heap:
+    """The storages: bytes and first value of each; those that nobody keeps for the backward are exempt."""
+
+    nbytes: list[int] = field(default_factory=list[int])
+    values: list[Value] = field(default_factory=list[Value])
+    exempt: set[int] = field(default_factory=set[int])
+
+    def new(self, value: Value, nbytes: int) -> int:
+        self.nbytes.append(nbytes)
+        self.values.append(value)
+        return len(self.nbytes) - 1
+
+
+class Walk:
+    """Goes through a program in order; subclasses say in which types its values are."""
+
+    def __init__(self, graph: Graph, context: Context) -> None:
+        self.graph, self.context = graph, context
+        self.heap = _Heap()
+        self.uses: dict[Node, tuple[Use, ...]] = {}
+        self._known: dict[Any, tuple[Made, ...]] = {}
+        self._numbers: dict[Size, int] = {}
+
+    # -- what subclasses say --------------------------------------------------------------------
+
+    def _taken(self, node: Node) -> list[Layout]:
+        """Where the operands lie."""
+        raise NotImplementedError
+
+    def _made(self, value: Value, layout: Layout) -> None:
+        """Note where a value lies that has just been made."""
+        raise NotImplementedError
+
+    def _strategy(self, node: Node) -> Strategy | None:
+        """How an op is run, None for the op as it is."""
+        raise NotImplementedError
+
+    def shape(self, value: Value, kind: Type) -> tuple[int, ...]:
+        """The shape of a value of type ``kind`` on one rank."""
+        sizes = [size if isinstance(size, int) else self._number(size) for size in value.shape]
+        place = self.context.dims.locate(value, kind.over) if kind.over else None  # type: ignore[arg-type]
+        if place is not None:
+            sizes[place[0]] //= self.context.n
+        return tuple(sizes)
+
+    # -- the walk -------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Place every value, and find what every op keeps."""
+        for value in (item.value for item in self.graph.inputs):
+            self._made(value, self.fresh(value, self._kind(value)))
+        for value in (item.value for item in self.graph.parameters):
+            layout = self.fresh(value, self._kind(value))
+            self.heap.exempt.add(layout.storage)
+            self._made(value, layout)
+        for node in self.graph.nodes:
+            operands = self._taken(node)
+            results = self._results(node, operands)
+            for value, layout in zip(node.results, results, strict=True):
+                self._made(value, layout)
+            self.uses[node] = tuple(self._uses(node, operands, results))
+
+    def _kind(self, value: Value) -> Type:
+        """The type in which a value is made."""
+        raise NotImplementedError
+
+    def fresh(self, value: Value, kind: Type) -> Layout:
+        """A tensor of a storage of its own, contiguous."""
+        shape = self.shape(value, kind)
+        return Layout(self.heap.new(value, prod(shape) * value.dtype.itemsize), shape, contiguous(shape))
+
+    def saved(self) -> tuple[Saved, ...]:
+        """Every storage that some backward keeps, once, in the order in which they are first kept."""
+        found: list[Saved] = []
+        seen = set(self.heap.exempt)
+        for node, uses in self.uses.items():
+            for use in uses:
+                if use.storage < 0:
+                    found.append(Saved(use.kept.value, node, use.nbytes, own=True))
+                elif (storage := self._stands_for(use.storage)) not in seen:
+                    seen.add(storage)
+                    found.append(Saved(self.heap.values[storage], node, self.heap.nbytes[storage], own=False))
+        return tuple(found)
+
+    def _stands_for(self, storage: int) -> int:
+        """The storage that is kept instead of this one."""
+        return storage
+
+    def _results(self, node: Node, operands: list[Layout]) -> list[Layout]:
+        shapes = [self.shape(value, self._kind(value)) for value in node.results]
+        made = self._lies(node, operands, shapes)
+        return [
+            Layout(operands[one.base].storage, shape, one.strides)
+            if one.base >= 0
+            else Layout(self.heap.new(value, prod(shape) * value.dtype.itemsize), shape, one.strides)
+            for value, shape, one in zip(node.results, shapes, made, strict=True)
+        ]
+
+    def _lies(self, node: Node, operands: list[Layout], shapes: list[tuple[int, ...]]) -> tuple[Made, ...]:
+        """How the results lie in memory."""
+        strategy, name = self._strategy(node), schema_name(node.op)[1]
+        if strategy is not None and strategy.code is not None:
+            return tuple(Made(contiguous(shape), -1) for shape in shapes)
+        if name in LAYOUTS:
+            return tuple(Made(_ordered(shape, LAYOUTS[name]), -1) for shape in shapes)
+        return self._by_torch(node, operands, shapes)
+
+    def _by_torch(self, node: Node, operands: list[Layout], shapes: list[tuple[int, ...]]) -> tuple[Made, ...]:
+        """How torch lays the results out: the op itself on tensors without data."""
+        args, kwargs = self._local_arguments(node, shapes)
+        key = (node.op, args, tuple(kwargs.items()), *((layout.shape, layout.strides) for layout in operands))
+        key = (*key, *(v.dtype for v in node.operands))
+        try:
+            known = self._known.get(key)
+        except TypeError:  # an argument that cannot be a key
+            return _run(node, operands, args, kwargs, shapes)
+        if known is None:
+            known = self._known[key] = _run(node, operands, args, kwargs, shapes)
+        return known
+
+    def _local_arguments(self, node: Node, shapes: Sequence[tuple[int, ...]]) -> tuple[Any, dict[str, Any]]:
+        """The op's arguments with sizes as one rank has them; a placeholder stands for each operand."""
+
+        def local(leaf: Any) -> Any:
+            if isinstance(leaf, Value):
+                return _OPERAND
+            return leaf if isinstance(leaf, bool | float | str) or not _is_size(leaf) else self._number(leaf)
+
+        args, kwargs = substitute(node.args, local), {k: substitute(v, local) for k, v in node.kwargs.items()}
+        rule = lookup(node)
+        named = {rule.shape: shapes[0], rule.piece: None, rule.pieces: None} if rule and shapes else {}
+        if rule and (rule.piece or rule.pieces):
+            dim = arguments(node)["dim"]
+            sizes = tuple(shape[dim] for shape in shapes)
+            named |= {rule.piece: sizes[0]}
+            if len(shapes) == len(node.outputs):
+                named |= {rule.pieces: sizes}
+        names = [name for name, _ in schema_arguments(node.op)]
+        for name, value in named.items():
+            if name is not None and value is not None and name in names:
+                position = names.index(name)
+                if position < len(args):
+                    args = (*args[:position], value, *args[position + 1 :])
+                elif name in kwargs:
+                    kwargs[name] = value
+        return args, kwargs
+
+    def _number(self, size: Size) -> int:
+        if size not in self._numbers:
+            self._numbers[size] = evaluate(size, self.context.hints)
+        return self._numbers[size]
+
+    # -- what is kept ---------------------------------------------------------------------------
+
+    def _uses(self, node: Node, operands: list[Layout], results: list[Layout]) -> Iterator[Use]:
+        strategy = self._strategy(node)
+        for one in kept(node, strategy.implementation if strategy else ""):
+            yield from self.use(node, one, operands, results)
+
+    def use(self, node: Node, one: Kept, operands: list[Layout], results: list[Layout]) -> Iterator[Use]:
+        """What keeping ``one`` keeps: for a value that is taken twice in two types, both."""
+        places = [layout for v, layout in zip(node.operands, operands, strict=True) if v is one.value]
+        places += [layout for v, layout in zip(node.results, results, strict=True) if v is one.value]
+        for layout in dict.fromkeys(places[:1] if one.itemsize else places):
+            if one.itemsize:
+                dims = range(len(layout.shape)) if one.dims is None else one.dims
+                yield Use(one, -1, prod(layout.shape[d] for d in dims) * one.itemsize * self._number(one.times))
+            elif not layout.shape:
+                continue
+            elif one.folded and (copied := _copied(node, node.operands.index(one.value), layout, results[0].shape)):
+                yield Use(one, -1, copied * one.value.dtype.itemsize)
+            else:
+                yield Use(one, layout.storage, self.heap.nbytes[layout.storage])
+
+
+class OneDevice(Walk):
+    """The model as it is: every value whole, nothing converted.
+
+    ``views`` are results that are taken to be views of an operand, by its position, whatever torch says.
+    """
+
+    def __init__(self, graph: Graph, context: Context, views: Mapping[Value, int] | None = None) -> None:
+        super().__init__(graph, context)
+        self.layouts: dict[Value, Layout] = {}
+        self.views = views or {}
+        self.run()
+
+    def _lies(self, node: Node, operands: list[Layout], shapes: list[tuple[int, ...]]) -> tuple[Made, ...]:
+        made = super()._lies(node, operands, shapes)
+        if not self.views:
+            return made
+        return tuple(
+            Made(one.strides, self.views[value]) if one.base < 0 and value in self.views else one
+            for value, one in zip(node.results, made, strict=True)
+        )
+
+    def _taken(self, node: Node) -> list[Layout]:
+        return [self.layouts[v] for v in node.operands]
+
+    def _made(self, value: Value, layout: Layout) -> None:
+        self.layouts[value] = layout
+
+    def _strategy(self, node: Node) -> Strategy | None:  # noqa: ARG002 - as of every walk
+        return None
+
+    def _kind(self, value: Value) -> Type:  # noqa: ARG002 - as of every walk
+        return R
+
+
+class _Thin(OneDevice):
+    """Every value cut to blocks of one element, where some dim has as many parts as there are ranks."""
+
+    def __init__(self, graph: Graph, context: Context, allowed: frozenset[Factors] | None) -> None:
+        self.found: dict[Value, int] = {}
+        self.allowed = allowed
+        super().__init__(graph, context)
+
+    def _kind(self, value: Value) -> Type:
+        runs = (run for dim in self.context.dims.of(value) for run in self.context.runs(dim))
+        runs = (run for run in runs if self.allowed is None or run in self.allowed)
+        thin = (run for run in runs if prod(self._number(f.size) for f in run) == self.context.n)
+        kinds = (self.context.shard(value, run) for run in thin)
+        return next((kind for kind in kinds if kind is not None), R)
+
+    def _lies(self, node: Node, operands: list[Layout], shapes: list[tuple[int, ...]]) -> tuple[Made, ...]:
+        made = super()._lies(node, operands, shapes)
+        self.found |= {value: one.base for value, one in zip(node.results, made, strict=True) if one.base >= 0}
+        return made
+
+    def _uses(self, node: Node, operands: list[Layout], results: list[Layout]) -> Iterator[Use]:  # noqa: ARG002
+        return iter(())  # it is asked about views alone
+
+
+def thin_views(graph: Graph, context: Context, allowed: frozenset[Factors] | None = None) -> Mapping[Value, int]:
+    """Results that are views on a rank that has one part of a dim, though on one device they may be copies.
+
+    ``allowed`` are the runs that may be cut, None for all. Gives the operand that each is a view of.
+    """
+    return _Thin(graph, context, allowed).found if context.n > 1 else {}
+
+
+# -- geometry -------------------------------------------------------------------------------------
+
+_OPERAND = "<operand>"
+
+
+def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a tensor in row-major order."""
+    return _ordered(shape, range(len(shape)))
+
+
+def _ordered(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """The strides where ``order`` lists the dims from the outermost in memory."""
+    strides = [1] * len(shape)
+    step = 1
+    for dim in reversed(order):
+        strides[dim] = step
+        step *= max(shape[dim], 1)
+    return tuple(strides)
+
+
+def _is_size(leaf: Any) -> bool:
+    return isinstance(leaf, int) or hasattr(leaf, "free_symbols")
+
+
+def _tensor(layout: Layout, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(layout.shape, layout.strides, dtype=dtype, device="meta")
+
+
+def _run(
+    node: Node, operands: list[Layout], args: Any, kwargs: dict[str, Any], shapes: list[tuple[int, ...]]
+) -> tuple[Made, ...]:
+    tensors = [_tensor(layout, v.dtype) for layout, v in zip(operands, node.operands, strict=True)]
+    given = iter(tensors)
+
+    def filled(leaf: Any) -> Any:
+        return next(given) if leaf is _OPERAND else "meta" if isinstance(leaf, torch.device) else leaf
+
+    args, kwargs = substitute(args, filled), {k: substitute(v, filled) for k, v in kwargs.items()}
+    try:
+        with torch.no_grad():
+            outs = node.op(*args, **kwargs)
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):
+        return tuple(Made(contiguous(shape), -1) for shape in shapes)  # an op that needs data
+    made = [out for out in leaves(list(outs) if isinstance(outs, tuple | list) else [outs]) if out is not None]
+    made = [out for out, value in zip(made, node.outputs, strict=True) if value is not None]
+    storages = [storage_of(t) for t in tensors]
+    return tuple(
+        Made(tuple(out.stride()), storages.index(storage_of(out)) if storage_of(out) in storages else -1)
+        if tuple(out.shape) == shape
+        else Made(contiguous(shape), -1)
+        for out, shape in zip(made, shapes, strict=True)
+    )
+
+
+def _copied(node: Node, position: int, layout: Layout, result: tuple[int, ...]) -> int:
+    """How many elements a product copies of an operand, to have a stack of matrices: 0 where a view is one."""
+    rank = len(layout.shape)
+    if rank <= 2:
+        return 0
+    tensor = _tensor(layout, torch.int8)
+    if len(node.operands[1 - position].shape) <= 2:
+        rows = tensor if position == 0 else tensor.mT
+        stack = rows.reshape(-1, rows.shape[-1])
+    else:
+        stack = tensor.expand(*result[:-2], *layout.shape[-2:]).reshape(-1, *layout.shape[-2:])
+    return 0 if storage_of(stack) == storage_of(tensor) else stack.numel()
+
+
+def block_strides(layout: Layout, dim: int, outer: int, n: int) -> tuple[int, ...] | None:
+    """The strides of one of ``n`` blocks where it is a view, None where it is copied."""
+    tensor = _tensor(layout, torch.int8)
+    part = layout.shape[dim] // (outer * n)
+    shape = (*layout.shape[:dim], outer * part, *layout.shape[dim + 1 :])
+    block = tensor.unflatten(dim, (outer, n, part)).select(dim + 1, 0).reshape(shape).contiguous()
+    return tuple(block.stride()) if storage_of(block) == storage_of(tensor) else None
