@@ -11,7 +11,6 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -109,7 +108,6 @@ class _Builder:
         self.sealed = self._inside_placed_modules()
         self.divided = {f for pin in bound.inputs.values() for t in pin.types for f in t.over}
         self.work_of: dict[int, list[tuple[int, int]]] = {}
-        self.index_of: dict[Node, int] = {}
         self.keeping = Keeping(bound, least=bound.limit is not None)
         self.bytes: dict[Value, int] = {}
         self.prices: dict[tuple[int, bool, bool, bool], dict[tuple[Kind, Kind], Cost | None]] = {}
@@ -122,11 +120,8 @@ class _Builder:
 
     # -- problem --------------------------------------------------------------------------------
 
-    def problem(self, *, exact_bytes: bool = False) -> Problem:
-        """The numbers. With ``exact_bytes`` what several ops keep is paid once, else by the first of them.
-
-        The bytes decide only between plans of one time, and told exactly they make a solve take fifty times as long.
-        """
+    def problem(self) -> Problem:
+        """The numbers: a variable for each choice, a net for each value."""
         for item in self.bound.graph.inputs:
             self._source(item.value, self.bound.inputs[item.value])
         for parameter in self.bound.graph.parameters:
@@ -140,9 +135,7 @@ class _Builder:
             for name, costs in zip(self.names, self.costs, strict=True)
         )
         specs = [*self.nets.values(), *self.pinned.values()]
-        offered: Any = {node: self.choices[index] for node, index in self.index_of.items()}
-        kept = self.keeping.nets(self.index_of, offered) if exact_bytes else ()
-        problem = Problem(variables, (*(self._net(spec) for spec in specs), *kept))
+        problem = Problem(variables, tuple(self._net(spec) for spec in specs))
         problem.verify()
         return problem
 
@@ -168,7 +161,6 @@ class _Builder:
         costs, work = zip(*(self._strategy_cost(node, s) for s in offered), strict=True)
         index = self._variable(node.name, offered, costs, node)
         self.work_of[index] = list(work)
-        self.index_of[node] = index
         for position, operand in enumerate(node.operands):
             self._consumers(operand).append((index, node, position, tuple(s.operands[position] for s in offered)))
         for position, result in enumerate(node.results):

@@ -80,7 +80,7 @@ class Plan:
     cost: tuple[int, int, int]
     lower_bound: tuple[int, int, int]
     compute: int  # picoseconds of the cost that is work, not communication
-    saved: int  # bytes kept for the backward on one rank
+    saved: int  # bytes kept for the backward on one rank, as the solver counts them; `memory` has the exact number
     work: Mapping[Node, tuple[int, int]]  # picoseconds of each op's own work, forward and backward: ``compute`` in all
     stages: Mapping[str, float] = field(default_factory=dict)  # seconds by stage
 

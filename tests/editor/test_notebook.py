@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import placement
-from placement.lang import parse
+from placement.lang import Diagnostic, parse
 from placement.report.facts import facts
 from placement.report.html import to_fragment
 from placement.solver.bind import bind
@@ -100,7 +100,9 @@ def test_the_fragment_tells_what_the_page_tells() -> None:
 def test_text_of_a_spec_or_a_model_is_escaped() -> None:
     read = parse(WHOLE.replace("blocks", "a*"), "<script>alert(1).plc")
     plan = solve(bind(graph(3, "a<b>"), read, {"tp": 4}), read.sources)
-    noted = dataclasses.replace(plan, bound=dataclasses.replace(plan.bound, notes=(EVIL,)))
+    noted = dataclasses.replace(
+        plan, bound=dataclasses.replace(plan.bound, notes=(Diagnostic("PLC203", EVIL, severity="note"),))
+    )
     text = noted._repr_html_()
     assert "<script" not in text
     assert text.count("&lt;script&gt;alert(1)") >= 2  # in the title and in the note

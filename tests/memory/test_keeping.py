@@ -63,6 +63,6 @@ def drawn(spec, n):
 def test_the_sum_is_what_the_plan_keeps(spec, n):
     pairs = drawn(spec, n)
     assert len(set(pairs)) > 8
-    # Less where a block is a view of the whole, which it keeps, or a value and a view of it are both converted.
-    assert all(0.9 * real < told <= real for told, real in pairs)
+    # Less where ops keep one value in different types, or a block that is a view of the whole.
+    assert all(0.85 * real < told <= real for told, real in pairs)
     assert sum(told == real for told, real in pairs) >= 2
