@@ -388,10 +388,12 @@ def test_a_graph_with_copies_is_the_graph_of_the_whole_trace(name, traces):
     model = make()
     attributes = [list(vars(m)) for m in model.modules()]
     forwards = [(type(m), type(m).forward) for m in model.modules()]
-    whole, short = capture(model, EXAMPLE, DIMS, copies=False), capture(model, EXAMPLE, DIMS)
+    whole = capture(model, EXAMPLE, DIMS, copies=False)
+    once = len(traces)
+    short = capture(model, EXAMPLE, DIMS)
     assert shown(short) == shown(whole)
-    assert len(traces) == 2
-    assert len(traces[1].copies) == copies
+    assert len(traces) == 2 * once  # none was made anew without copies
+    assert len(traces[once].copies) == copies
     assert [list(vars(m)) for m in model.modules()] == attributes
     assert all(kind.forward is forward for kind, forward in forwards)
     assert "__getattribute__" not in vars(nn.Module)
