@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import dataclass, field
+from itertools import permutations
 from pathlib import Path
 from time import perf_counter, process_time
 
@@ -21,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from placement.solver.cost import DEVICES, LINKS, Machine
 from placement.solver.eliminate import solve
 from placement.solver.problem import Net, Problem, Variable
-from placement.solver.steiner import conversion_table
+from placement.solver.steiner import conversions
 from placement.types import I, Kind, P, R, S, Type, conversion
 
 BATCH, SEQ, HIDDEN, HEADS, KV, HEAD, FFN, VOCAB = 1, 4096, 8192, 64, 8, 128, 28672, 128256
@@ -106,23 +107,23 @@ class Decoder:
     def _net(self, index: int, name: str, factors: str, types: list[Type], made: list[Type], consumers: list) -> Net:
         nbytes = 2 * int(np.prod([SIZES[f] for f in factors]))
 
-        def price(a: Type, b: Type) -> tuple[int, int, int] | None:
-            row = conversion(a, b, gradient=I in types)
-            if row is None:
-                return None
-            both = (row.forward, row.backward)
-            return (
-                sum(self.machine.collective(action, nbytes) for action in both),
-                0,
-                sum(self.machine.launches(action) for action in both),
-            )
+        prices: dict[tuple[int, int], tuple[int, int, int]] = {}
+        for a, b in permutations(range(len(types)), 2):
+            row = conversion(types[a], types[b], gradient=I in types)
+            if row is not None:
+                both = (row.forward, row.backward)
+                prices[a, b] = (
+                    sum(self.machine.collective(action, nbytes) for action in both),
+                    0,
+                    sum(self.machine.launches(action) for action in both),
+                )
+        every = tuple(range(len(types)))
+        table = conversions(len(types), prices, every).table(every, np.arange(1 << len(types)))
 
         def ids(wanted: list[Type]) -> np.ndarray:
             return np.array([types.index(t) for t in wanted], dtype=np.int64)
 
-        return Net(
-            name, index, ids(made), tuple((v, ids(wants)) for v, wants in consumers), conversion_table(types, price)
-        )
+        return Net(name, index, ids(made), tuple((v, ids(wants)) for v, wants in consumers), table)
 
 
 def decoder(layers: int, *, placed: bool, machine: Machine) -> Problem:

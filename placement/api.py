@@ -84,7 +84,7 @@ def plan(
         bound = bind(graph, spec, axes, device_type=device_type or kind, sizes=sizes)
         binding = time.perf_counter()
         say("solving")
-        made = solve(bound, spec.sources)
+        made = solve(bound, spec.sources, say)
     except PlacementError as error:
         raise mended(error, graph, spec, axes, device_type=device_type or kind, sizes=sizes) from error.__cause__
     faults = broken(made, spec)

@@ -6,23 +6,27 @@ Nothing heavy is imported until a command needs it: ``--help``, ``fmt`` and ``ch
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import sys
 
 import click
 
 from placement import __version__
-from placement.commands.check import check
-from placement.commands.explain import emit, explain
-from placement.commands.fmt import fmt
-from placement.commands.init import init
-from placement.commands.lsp import lsp
 from placement.commands.shared import AT_FAULT, FINE, INTERRUPTED, OUR_BUG
-from placement.commands.verify import verify
 from placement.lang.diagnostics import Diagnostic, PlacementError
 from placement.lang.render import render
 from placement.terminal import colored, width
 
+_COMMANDS = {  # where each is
+    "check": "check",
+    "emit": "explain",
+    "explain": "explain",
+    "fmt": "fmt",
+    "init": "init",
+    "lsp": "lsp",
+    "verify": "verify",
+}
 _FULL = (errno.ENOSPC, errno.EDQUOT)  # what is asked for cannot be written
 
 
@@ -73,17 +77,28 @@ def _bug(error: Exception, args: list[str] | None) -> int:
     return OUR_BUG
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
+class _Group(click.Group):
+    """Loads a command when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        del ctx
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        # Which names are near an unknown one, click asks those that are loaded.
+        for name in [cmd_name] if cmd_name in _COMMANDS else _COMMANDS:
+            module = importlib.import_module(f"placement.commands.{_COMMANDS[name]}")
+            self.commands[name] = getattr(module, name)
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
 @click.version_option(__version__, prog_name="placement", message="%(prog)s %(version)s")
 def cli() -> None:
     """Placements as types, collectives as conversions.
 
     A spec (.plc) says how some values of a model lie on a mesh; placement finds the rest.
     """
-
-
-for _command in (init, check, fmt, explain, emit, verify, lsp):
-    cli.add_command(_command)
 
 
 if __name__ == "__main__":

@@ -53,10 +53,15 @@ def build(name: str, sizes: Mapping[str, int], *, meta: bool, batch: int = 1, se
             Path(name.removeprefix("hf:")), {"batch": batch, "seq": seq, **sizes}, meta=meta, given=sizes
         )
     found = _callable(name)
-    accepted = inspect.signature(found).parameters
+    accepted = _parameters(found)
     arguments: dict[str, Any] = {k: v for k, v in sizes.items() if k in accepted}
     if meta and "device" in accepted:
         arguments["device"] = "meta"
+    if missing := [f"'{k}'" for k, parameter in accepted.items() if _is_required(parameter) and k not in arguments]:
+        raise ModelNameError(
+            f"{name} needs {', '.join(missing)}: name a callable whose arguments all have defaults, "
+            "or give the sizes among them with --size"
+        )
     result = found(**arguments)
     match result:
         case (nn.Module() as model, Mapping() as example):
@@ -89,7 +94,9 @@ def resized(example: Example, dims: Mapping[str, tuple[str, ...]], sizes: Mappin
 def _callable(name: str) -> Callable[..., Any]:
     where, _, attribute = name.rpartition(":")
     if not where or not attribute:
-        raise ModelNameError(f"{name!r} is neither MODULE:CALLABLE nor hf:CONFIG.json")
+        forms = "MODULE:CALLABLE, FILE.py:CALLABLE or hf:CONFIG.json"
+        names = "names no callable" if name.rstrip(":").endswith(".py") else "names no model"
+        raise ModelNameError(f"{name!r} {names}: write {forms}")
     module = _file(Path(where)) if where.endswith(".py") else _module(where)
     found: Any = module
     for part in attribute.split("."):
@@ -100,6 +107,18 @@ def _callable(name: str) -> Callable[..., Any]:
     if not callable(found):
         raise ModelNameError(f"{name} is not callable")
     return found
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters
+    except ValueError:  # written in C
+        return {}
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    several = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return parameter.default is parameter.empty and not several
 
 
 def _module(where: str) -> ModuleType:

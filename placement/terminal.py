@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Iterable
 from typing import Any, Self
 
 import click
+
+from placement.lang.render import printable
 
 PLAIN_WIDTH = 80  # of files and pipes
 _NARROWEST = 60
@@ -22,6 +22,8 @@ def width() -> int:
     """Columns to write for: the terminal's, 80 where there is none."""
     if sys.stdout is None or not sys.stdout.isatty():  # None: it is closed
         return PLAIN_WIDTH
+    import shutil  # noqa: PLC0415 - only a terminal needs it, and it takes its time
+
     return max(shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns, _NARROWEST)
 
 
@@ -32,9 +34,11 @@ def colored(stream: Any) -> bool:
 
 def show(lines: Iterable[str], *, err: bool = False) -> None:
     """Write paragraphs wrapped to the width; paths stay whole."""
+    import textwrap  # noqa: PLC0415 - --help and fmt show none
+
     for line in lines:
         options: dict[str, Any] = {"break_on_hyphens": False, "break_long_words": False}
-        for part in textwrap.wrap(line, width(), subsequent_indent="  ", **options):
+        for part in textwrap.wrap(printable(line), width(), subsequent_indent="  ", **options):
             click.echo(part, err=err)
 
 

@@ -1,4 +1,4 @@
-"""The placement algebra on one mesh axis: types, duals and the table of conversions.
+"""The placement algebra: types, duals and the table of conversions on one mesh axis, and types on several.
 
 A *type* says what each of the n ranks of one mesh axis holds of a value:
 
@@ -23,7 +23,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Iterable
 
 
 class Kind(str, Enum):
@@ -40,17 +40,22 @@ class Kind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """A type on one axis; ``over`` is the run of factors that a shard cuts, outermost first."""
+    """A type on one axis; ``over`` is the run of factors that a shard cuts, outermost first.
+
+    ``stored``: a shard that is kept and not computed with. It is gathered for use, and lies inside all others.
+    """
 
     kind: Kind
     over: tuple[Hashable, ...] = ()
+    stored: bool = False
 
     def __post_init__(self) -> None:
         if (self.kind is Kind.S) != bool(self.over):
             raise ValueError(f"{self.kind.value} over {self.over!r}: a shard, and only a shard, has factors")
 
     def __repr__(self) -> str:
-        return self.kind.value if self.kind is not Kind.S else f"S({'·'.join(map(str, self.over))})"
+        text = self.kind.value if self.kind is not Kind.S else f"S({'·'.join(map(str, self.over))})"
+        return f"stored {text}" if self.stored else text
 
 
 I = Type(Kind.I)  # noqa: E741 - the algebra's own name
@@ -61,6 +66,34 @@ P = Type(Kind.P)
 def S(*over: Hashable) -> Type:  # noqa: N802 - the algebra's own name
     """The shard over a run of factors."""
     return Type(Kind.S, over)
+
+
+class Joint(tuple[Type, ...]):
+    """The types of one value on all axes of a mesh, in mesh order.
+
+    Where several axes cut one run of factors, the later axis cuts the blocks of the earlier one; a stored shard is
+    innermost wherever its axis stands.
+    """
+
+    __slots__ = ()
+
+    @property
+    def over(self) -> tuple[Hashable, ...]:
+        """The factors that any axis cuts."""
+        return tuple(factor for kind in self for factor in kind.over)
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The axes from the outermost to the innermost."""
+        return tuple(sorted(range(len(self)), key=lambda index: (self[index].stored, index)))
+
+    def replaced(self, axes: Iterable[int], kind: Type) -> Joint:
+        """With another type on these axes."""
+        at = frozenset(axes)
+        return Joint(kind if index in at else own for index, own in enumerate(self))
+
+    def __repr__(self) -> str:
+        return ", ".join(map(repr, self))
 
 
 _DUAL = {Kind.I: I, Kind.R: P, Kind.P: R}

@@ -341,7 +341,7 @@ def test_a_file_that_cannot_be_written_stays_whole(run, own, monkeypatch) -> Non
     def full(*_args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "replace", full)
+    monkeypatch.setattr(os, "replace", full)
     assert run("fmt", "ugly.plc") == (1, "", "error: ugly.plc: No space left on device\n")
     assert (own / "ugly.plc").read_text() == UGLY
     assert not list(own.glob(".*.tmp"))
@@ -466,6 +466,8 @@ def test_a_config_that_is_none(run, tmp_path) -> None:
     [
         (["check"], 2, "Missing argument"),
         (["check", MLP, "--select", "PLC999"], 2, "no diagnostic PLC999"),
+        (["check", MLP, "--select", ""], 2, "names no code"),
+        (["check", MLP, "--ignore", "PLC1,"], 2, "names no code"),
         (["check", MLP, "--ignore", "PLC2040"], 2, "did you mean PLC204"),
         (["check", MLP, "--format", "xml"], 2, "xml"),
         (["fmt"], 2, "Missing argument"),
@@ -480,6 +482,7 @@ def test_a_config_that_is_none(run, tmp_path) -> None:
         (["check", MLP, "--model", "examples.nowhere:build"], 2, "no module"),
         (["check", MLP, "--model", "examples.mlp.model:biuld"], 2, "has no 'biuld'"),
         (["check", MLP, "--model", "nonsense"], 2, "MODULE:CALLABLE"),
+        (["check", MLP, "--model", "model.py"], 2, "names no callable: write MODULE:CALLABLE, FILE.py:CALLABLE or"),
         (["check", MLP, "--model", "nowhere.py:build"], 2, "no file"),
         (["check", "nowhere.plc"], 1, "PLC014"),
         (["check", MLP, "--model", MLP_MODEL], 1, "PLC102"),
@@ -533,13 +536,29 @@ def test_what_a_model_prints_is_no_part_of_the_answer(run, own) -> None:
 
 
 def test_a_model_that_fails_before_its_own_code_shows_none_of_ours(run, own) -> None:
-    _, _, err = run("check", "own.plc", "--model", "own_model:needy", "--mesh", "tp=2")
-    assert "missing 1 required positional argument: 'path'" in " ".join(err.split())
-    assert "models.py" not in err
     (own / "slip.py").write_text("import torch\ndef f(:\n")
     _, _, err = run("check", "own.plc", "--model", "slip.py:f", "--mesh", "tp=2")
     assert "slip.py:2" in err
     assert "importlib" not in err
+
+
+def test_a_callable_that_needs_arguments_is_a_usage_error(run, own) -> None:
+    code, out, err = run("check", "own.plc", "--model", "own_model:needy", "--mesh", "tp=2", wide=True)
+    assert (code, out) == (2, "")
+    assert "own_model:needy needs 'path': name a callable whose arguments all have defaults" in " ".join(err.split())
+    spec = OWN_SPEC.replace("[batch, seq, width]", "[batch, path, width]")
+    (own / "own.plc").write_text(spec)
+    code, _, err = run("check", "own.plc", "--model", "own_model:needy", "--mesh", "tp=2", "--size", "path=6")
+    assert code == 0, err
+
+
+@pytest.mark.parametrize("command", [["fmt"], ["fmt", "--check"], ["check"]])
+def test_names_of_files_steer_no_terminal(run, own, command) -> None:
+    name = "a\x1b[31mb.plc"
+    (own / name).write_text("mesh   tp\n")
+    _, out, err = run(*command, name)
+    assert "a\ufffd[31mb.plc" in out + err
+    assert "\x1b" not in out + err
 
 
 def test_our_own_bug_is_3_and_asks_for_a_report(run, monkeypatch) -> None:

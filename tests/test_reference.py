@@ -27,7 +27,7 @@ from tests import pages
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
-PAGES = [*sorted(REFERENCE.glob("*.md")), *(ROOT / "docs" / f"{name}.md" for name in ("explain", "memory", "why"))]
+PAGES = [*sorted(REFERENCE.glob("*.md")), *(ROOT / "docs" / f"{name}.md" for name in ("axes", "explain", "memory", "why"))]
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +189,7 @@ def _placements(plan) -> pages.Placements:
     from placement.report.names import Names
 
     found, names = facts(plan), Names(plan)
-    inputs = {i.name: {plan.axis.name: names.placement(i.value, plan.produced[i.value])} for i in plan.graph.inputs}
+    inputs = {i.name: names.placements(i.value, plan.produced[i.value]) for i in plan.graph.inputs}
     return {"param": found.params, "value": found.values, "output": found.outputs, "input": inputs}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import click
@@ -21,14 +20,14 @@ if TYPE_CHECKING:
     from placement.solver.plan import Plan
 
 
-@dataclass(slots=True)
 class _Findings:
     """What was found in all specs. Codes that are not asked for are only counted."""
 
-    select: tuple[str, ...]
-    ignore: tuple[str, ...]
-    found: dict[Diagnostic, None] = field(default_factory=dict[Diagnostic, None])
-    sources: dict[str, str] = field(default_factory=dict[str, str])
+    def __init__(self, select: tuple[str, ...], ignore: tuple[str, ...]) -> None:
+        self.select = select
+        self.ignore = ignore
+        self.found: dict[Diagnostic, None] = {}
+        self.sources: dict[str, str] = {}
 
     def add(self, diagnostics: Iterable[Diagnostic], sources: Mapping[str, str]) -> int:
         """Keep what is asked for; return how many were not."""
@@ -124,4 +123,4 @@ def _fits(plan: Plan, built: Built, path: str) -> str:
         plural(len(plan.graph.outputs), "output"),
     ]
     model = type(built.model).__name__
-    return f"{path} fits {model} on {plan.axis.name} = {plan.axis.n}: {', '.join(counts)}"
+    return f"{path} fits {model} on {plan.mesh}: {', '.join(counts)}"

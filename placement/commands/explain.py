@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import click
@@ -13,6 +13,7 @@ import click
 from placement.commands.options import Target, output_option, target_options, unknown_code
 from placement.commands.shared import FINE, Failed, make_plan, read_spec, show_stages, write
 from placement.lang.codes import CODES
+from placement.lang.render import printable
 from placement.terminal import PLAIN_WIDTH, Status, colored, width
 
 _FORMS = ("text", "json", "html", "dot", "chrome")
@@ -44,7 +45,7 @@ def explain(
     SPEC may also be a diagnostic's code, such as PLC204: its page is shown.
     --format chrome is --time for Perfetto.
     """
-    if re.fullmatch(r"(?i:PLC)\d{3}", spec) and not Path(spec).exists():
+    if re.fullmatch(r"(?i:PLC)\d{3}", spec) and not os.path.exists(spec):
         click.echo(_page(spec.upper()).rstrip())
         return FINE
     read = read_spec(spec)
@@ -109,7 +110,7 @@ def emit(spec: str, target: Target, output: str | None) -> int:
     write(source.text, output)
     if output is not None:
         count = source.text.count("\n")
-        click.echo(f"{output}: {count} lines, root class {source.root}", err=True)
+        click.echo(f"{printable(output)}: {count} lines, root class {source.root}", err=True)
     show_stages(plan, target)
     return FINE
 
@@ -118,8 +119,10 @@ def _page(code: str) -> str:
     """The page of a diagnostic: inside an installed package, beside the package in a checkout."""
     if code not in CODES:
         raise click.UsageError(unknown_code(code))
-    package = Path(__file__).resolve().parent.parent
-    for folder in (package / "lang" / "pages", package.parent / "docs" / "diagnostics"):
-        if (folder / f"{code}.md").is_file():
-            return (folder / f"{code}.md").read_text(encoding="utf-8")
+    package = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    for folder in (("lang", "pages"), (os.pardir, "docs", "diagnostics")):
+        page = os.path.join(package, *folder, f"{code}.md")
+        if os.path.isfile(page):
+            with open(page, encoding="utf-8") as stream:
+                return stream.read()
     return f"{code}: {CODES[code].title}"

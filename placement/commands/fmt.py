@@ -6,26 +6,24 @@ import os
 import stat
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import click
 
 from placement.commands.options import debug_option
 from placement.commands.shared import AT_FAULT, FINE, STDIN, STDIN_NAME, Failed
 from placement.lang.diagnostics import Diagnostic, PlacementError
-from placement.lang.render import render
+from placement.lang.render import printable, render
 from placement.terminal import colored, width
 
 
-@dataclass(slots=True)
 class _Outcome:
     """What became of the files."""
 
-    changed: list[str] = field(default_factory=list[str])
-    kept: int = 0
-    faults: list[Diagnostic] = field(default_factory=list[Diagnostic])
-    sources: dict[str, str] = field(default_factory=dict[str, str])
+    def __init__(self) -> None:
+        self.changed: list[str] = []
+        self.kept = 0
+        self.faults: list[Diagnostic] = []
+        self.sources: dict[str, str] = {}
 
 
 @click.command()
@@ -59,7 +57,7 @@ def _files(paths: tuple[str, ...]) -> Iterator[str]:
     """The files that the arguments name, each once. Hidden folders are left out, such as those of tools."""
     seen: set[str] = set()
     for path in paths:
-        for file in _below(path) if os.path.isdir(path) else [path]:  # noqa: PTH112 - text stays as it was typed
+        for file in _below(path) if os.path.isdir(path) else [path]:
             identity = os.path.realpath(file)
             if identity not in seen:
                 seen.add(identity)
@@ -70,7 +68,7 @@ def _below(folder: str) -> list[str]:
     found: list[str] = []
     for place, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [os.path.join(place, name) for name in sorted(files) if name.endswith(".plc")]  # noqa: PTH118
+        found += [os.path.join(place, name) for name in sorted(files) if name.endswith(".plc")]
     return found
 
 
@@ -98,10 +96,10 @@ def _one(path: str, outcome: _Outcome, *, only_check: bool, diff: bool) -> None:
 
 def _content(path: str, file: str) -> bytes:
     """The bytes of a file that are UTF-8. Raises PlacementError where it cannot be read, or is not."""
-    from placement.lang.parser import load  # noqa: PLC0415 - --help needs no parser
+    from placement.lang.parser import load, read_file  # noqa: PLC0415 - --help needs no parser
 
     try:
-        content = sys.stdin.buffer.read() if path == STDIN else Path(path).read_bytes()
+        content = sys.stdin.buffer.read() if path == STDIN else read_file(path)
     except (OSError, ValueError):  # ValueError: a NUL in the path
         load(path)  # fails as well, and says why as a diagnostic
         raise
@@ -127,31 +125,35 @@ def _kept(text: str) -> list[str]:
 
 def _replace(path: str, text: str) -> None:
     """Put the text in the place of a file at once, so that no reader and no crash meets half of it. Raises Failed."""
-    import tempfile  # noqa: PLC0415 - only a file that changes needs it
-
     target = os.path.realpath(path)  # a link stays a link
     temporary = None
     try:
-        status = Path(target).stat()
+        status = os.stat(target)
         if not stat.S_ISREG(status.st_mode):  # a pipe or a device, which a file would take the place of
             raise Failed(f"{path}: not a regular file")
         if not os.access(target, os.W_OK):
             raise PermissionError(13, "Permission denied")
-        handle, temporary = tempfile.mkstemp(dir=Path(target).parent, prefix=".", suffix=".plc.tmp")
-        with os.fdopen(handle, "wb") as stream:
+        folder, name = os.path.split(target)
+        beside = os.path.join(folder, f".{name[:200]}.{os.getpid()}.tmp")
+        with open(beside, "xb", opener=_for_the_owner) as stream:
+            temporary = beside
             stream.write(text.encode())
-        Path(temporary).chmod(stat.S_IMODE(status.st_mode))
-        Path(temporary).replace(target)
+        os.chmod(temporary, stat.S_IMODE(status.st_mode))
+        os.replace(temporary, target)
         temporary = None
     except OSError as error:
         raise Failed(f"{path}: {error.strerror}") from error
     finally:
         if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
+            os.unlink(temporary)
+
+
+def _for_the_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _tell(outcome: _Outcome, *, written: bool) -> None:
     for file in outcome.changed:
-        click.echo(f"{'formatted' if written else 'would format'} {file}", err=True)
+        click.echo(f"{'formatted' if written else 'would format'} {printable(file)}", err=True)
     if not outcome.changed and not outcome.faults:
         click.echo("nothing to format" if outcome.kept else "no .plc files there", err=True)

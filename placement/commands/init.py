@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 
 import click
 
 from placement.commands.options import Sizes, debug_option, output_option
 from placement.commands.shared import FINE, Failed, load_model, of_the_model, write
+from placement.lang.render import printable
 from placement.terminal import Status
 
 _RANKS = 2  # where no mesh is given
@@ -25,7 +26,7 @@ def init(model: str, mesh: dict[str, int] | None, sizes: dict[str, int] | None, 
     axes = mesh or {"tp": _RANKS}
     if len(axes) > 1:
         raise click.BadParameter("a mesh of several axes is not supported yet", param_hint="--mesh")
-    if output is not None and Path(output).exists() and not force:
+    if output is not None and os.path.exists(output) and not force:
         raise Failed(f"{output} exists: name another file, or replace it with --force")
     ((axis, ranks),) = axes.items()
     with Status("loading the model") as status:
@@ -39,7 +40,6 @@ def init(model: str, mesh: dict[str, int] | None, sizes: dict[str, int] | None, 
             made = scaffold(built.model, axis, ranks, example=built.example, sizes=sizes)
     write(made.text, output)
     if output is not None:
-        click.echo(
-            f"{output} is written; next: placement check {output} --model {model} --mesh {axis}={ranks}", err=True
-        )
+        told = f"{output} is written; next: placement check {output} --model {model} --mesh {axis}={ranks}"
+        click.echo(printable(told), err=True)
     return FINE

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import click
 
@@ -16,8 +15,7 @@ from placement.lang.diagnostics import near
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
     """What a spec is held against: the model's name, the mesh, sizes of named dims."""
 
     model: str | None
@@ -61,6 +59,8 @@ class Codes(click.ParamType[tuple[str, ...]]):
         """The beginnings, each of at least one code."""
         if not isinstance(value, str):
             return value
+        if not all(item.strip() for item in value.split(",")):
+            self.fail(f"{value!r} names no code: write PLC104, or PLC1 for all that begin so", param, ctx)
         codes = tuple(item.strip().upper() for item in value.split(","))
         for code in codes:
             if not code.startswith("PLC") or not any(known.startswith(code) for known in CODES):

@@ -6,13 +6,13 @@ import os
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, redirect_stdout
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from placement.commands.options import Target
 from placement.lang.diagnostics import Diagnostic, PlacementError, near
+from placement.lang.render import printable
 from placement.terminal import Status, show
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Failed(click.ClickException):
 
     def show(self, file: Any = None) -> None:
         """As diagnostics are shown: lower case, without click's capital."""
-        click.echo(f"error: {self.format_message()}", err=True, file=file)
+        click.echo(f"error: {printable(self.format_message())}", err=True, file=file)
 
 
 def checked_spec(path: str) -> tuple[Spec, tuple[Diagnostic, ...]]:
@@ -41,11 +41,11 @@ def checked_spec(path: str) -> tuple[Spec, tuple[Diagnostic, ...]]:
     Raises PlacementError for errors that show without a model.
     """
     from placement.lang.check import check  # noqa: PLC0415 - the parser takes a moment, --help needs none
-    from placement.lang.parser import load, read_file  # noqa: PLC0415 - as above
+    from placement.lang.parser import load, read_include  # noqa: PLC0415 - as above
 
     if path == STDIN:
         content = sys.stdin.buffer.read()
-        spec = load(STDIN_NAME, read=lambda name: content if name == STDIN_NAME else read_file(name))
+        spec = load(STDIN_NAME, read=lambda name: content if name == STDIN_NAME else read_include(name))
     else:
         spec = load(path)
     found = check(spec)
@@ -107,7 +107,7 @@ def _last_line(error: BaseException) -> str | None:
     """Where it was raised: the text that is no Python, else the last line that is neither ours nor the importer's."""
     if isinstance(error, SyntaxError) and error.filename is not None and error.lineno is not None:
         return f"{error.filename}:{error.lineno}"
-    ours = str(Path(__file__).resolve().parents[1]) + os.sep
+    ours = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
     place, trace = None, error.__traceback__
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
@@ -141,6 +141,7 @@ def write(text: str, output: str | None) -> None:
         click.echo(text.rstrip("\n"))
         return
     try:
-        Path(output).write_text(text.rstrip("\n") + "\n", encoding="utf-8")
+        with open(output, "w", encoding="utf-8") as stream:
+            stream.write(text.rstrip("\n") + "\n")
     except OSError as error:
         raise Failed(f"{output}: {error.strerror}") from error

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from placement.editor.knowledge import Answer, Effect, Known, Request
 from placement.lang.check import check
 from placement.lang.diagnostics import Diagnostic, PlacementError
-from placement.lang.parser import load, read_file
+from placement.lang.parser import load, read_include
 from placement.lang.spec import Spec
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Session:
 
 def reader(texts: Mapping[str, str]) -> Callable[[str], bytes | str]:
     """Reads open documents as they are in the editor, other files from disk."""
-    return lambda path: texts[path] if path in texts else read_file(path)
+    return lambda path: texts[path] if path in texts else read_include(path)
 
 
 def _bug(error: Exception) -> Diagnostic:
@@ -151,9 +151,8 @@ def _solved(known: Known, plan: Plan, spec: Spec) -> Known:
 
     found = facts(plan)
     names = Names(plan)
-    axis = plan.axis.name
     tied = {name: p.name for p in plan.graph.parameters for name in p.names}
-    inputs = {i.name: {axis: names.placement(i.value, plan.produced[i.value])} for i in plan.graph.inputs}
+    inputs = {i.name: names.placements(i.value, plan.produced[i.value]) for i in plan.graph.inputs}
     return dataclasses.replace(
         known,
         mesh=dict(found.mesh),

@@ -78,7 +78,7 @@ def _ordered(plan: Plan, inlined: frozenset[Call]) -> list[_Placed]:
     stacks = [tuple(c for c in node.stack if c not in inlined) for node in nodes]
     index = {node: i for i, node in enumerate(nodes)}
     placed = [_Placed((i, 0, 0), stacks[i], node) for i, node in enumerate(nodes)]
-    parameters = {p.value for p in plan.graph.parameters}
+    parameters = {p.value: p.names for p in plan.graph.parameters}
     leaves = _leaf_modules(plan)
     made_at: dict[Version, tuple[int, Stack]] = {
         Version(v, plan.produced[v]): (index[node], stacks[index[node]]) for node in nodes for v in node.results
@@ -95,9 +95,11 @@ def _ordered(plan: Plan, inlined: frozenset[Call]) -> list[_Placed]:
         nearest = _common(own, stacks[users[0]]) if users and not made_here else ()
         if step.value in parameters:
             location, after = shared, False
+            while location and owned(parameters[step.value], location[-1].path) is None:
+                location = location[:-1]  # hooks are by name, and only what owns the parameter has one for it
         elif made_here:  # what its own line of the spec turns it into, before anyone reads it
             location, after = own, True
-        elif step.source.type.kind is Kind.P and at >= 0 and step.source not in converted:
+        elif step.conversion.source is Kind.P and at >= 0 and step.source not in converted:
             outside = _common(own, shared)
             location, after = own[: len(outside) + 1], True
         else:

@@ -10,15 +10,16 @@ from typing import Any
 
 import sympy
 import torch
+from sympy.printing.precedence import PRECEDENCE
 from sympy.printing.str import StrPrinter
 
 from placement.graph._torch import overload_name, schema_arguments, schema_name
-from placement.graph.factors import Factors
 from placement.graph.ir import Node, Size, Value, leaves
 from placement.rules import lookup
 from placement.rules.core import arguments
+from placement.solver.mesh import Axes
 from placement.solver.plan import Plan, Step, Version
-from placement.types import Action, Kind, Type
+from placement.types import Action, Joint, Kind, Type
 
 _DEVICE = "{device}"
 
@@ -31,7 +32,10 @@ def draws(node: Node) -> bool:
 
 def size_text(size: Size) -> str:
     """A size over the program's symbols, as an expression over variables of their names."""
-    return str(size) if isinstance(size, int) else _spaced(_floors(_Sizes().doprint(size)))
+    if isinstance(size, int):
+        return str(size)
+    text = _Sizes().doprint(size)
+    return _spaced(text[1:-1] if isinstance(size, sympy.floor) else text)
 
 
 class _Sizes(StrPrinter):
@@ -62,6 +66,14 @@ class _Sizes(StrPrinter):
     def _print_ToFloat(self, expr: sympy.Expr) -> str:  # noqa: N802 - as above
         return f"float({self._print(expr.args[0])})"
 
+    def _print_floor(self, expr: sympy.Expr) -> str:
+        over, under = sympy.fraction(sympy.together(expr.args[0]))
+        while isinstance(over, sympy.floor):  # blocks of blocks: one division by what both divide by
+            over, inner = sympy.fraction(sympy.together(over.args[0]))
+            under *= inner
+        left = self.parenthesize(over, PRECEDENCE["Mul"], strict=True)
+        return f"({left}//{self.parenthesize(under, PRECEDENCE['Pow'])})"
+
     def _print_Max(self, expr: sympy.Expr) -> str:  # noqa: N802 - as above
         return f"max({', '.join(map(self._print, expr.args))})"
 
@@ -87,46 +99,61 @@ class Printer:
 
     plan: Plan
 
-    def cut(self, value: Value, kind: Type) -> Cut | None:
-        """Where a value of type ``kind`` is cut, None where it is not."""
-        if kind.kind is not Kind.S:
-            return None
-        place = self.plan.bound.dims.locate(value, kind.over)  # type: ignore[arg-type]
-        assert place is not None
-        return Cut(place[0], _extent(place[1]))
+    def axis(self, axes: Axes) -> str:
+        """The axis, or group of axes, as an expression in a module."""
+        return f"self.{self.plan.mesh.name(axes)}"
 
-    def local_shape(self, value: Value, kind: Type) -> tuple[Size, ...]:
+    def cut(self, value: Value, joint: Joint, axes: Axes, others: Axes | None = None) -> Cut | None:
+        """Where ``axes`` cut a value, None where they do not. ``others``: see ``Mesh.place``."""
+        if not joint[axes[0]].over:
+            return None
+        return Cut(*self.plan.mesh.place(self.plan.bound.dims, value, joint, axes, others))
+
+    def cuts(self, value: Value, joint: Joint) -> dict[int, Cut]:
+        """Where each axis cuts a value, one after the other."""
+        order = joint.order
+        found = ((axis, self.cut(value, joint, (axis,), order[:at])) for at, axis in enumerate(order))
+        return {index: cut for index, cut in found if cut is not None}
+
+    def local_shape(self, value: Value, joint: Joint) -> tuple[Size, ...]:
         """The shape of a value on one rank; a cut dynamic size is a floor division."""
-        cut = self.cut(value, kind)
-        return tuple(_divided(s, self.plan.axis.n) if cut and cut.dim == i else s for i, s in enumerate(value.shape))
+        return self.plan.mesh.shape(self.plan.bound.dims, value, joint, value.shape)
 
     def describe(self, version: Version) -> str:
-        """``S(seq)``, or ``S(2)`` where the dim has no name: the same for layers that are alike."""
-        kind = version.type
+        """``S(seq)``, or ``S(2)`` where the dim has no name: the same for layers that are alike; ``(S(0), R)``."""
+        words = [self._word(version.value, kind) for kind in version.type]
+        return words[0] if len(words) == 1 else f"({', '.join(words)})"
+
+    def _word(self, value: Value, kind: Type) -> str:
         if kind.kind is not Kind.S:
             return kind.kind.value
-        names = self.plan.bound.dims.names
-        for name, factors in names.items():
-            if kind.over and kind.over[0] in factors and len(factors) == 1:
+        for name, factors in self.plan.bound.dims.names.items():
+            if kind.over[0] in factors and len(factors) == 1:
                 return f"S({name})"
-        cut = self.cut(version.value, kind)
-        return f"S({cut.dim})" if cut else "S"
+        place = self.plan.bound.dims.locate(value, kind.over)  # type: ignore[arg-type]
+        return f"S({place[0]})" if place else "S"
 
     # -- conversions ----------------------------------------------------------------------------
 
-    def step(self, step: Step, source: str, axis: str) -> tuple[str, str]:
+    def step(self, step: Step, source: str) -> tuple[str, str]:
         """A conversion's call and the comment beside it."""
         dual = step.conversion.backward.value
-        arrow = f"{self.describe(step.source)} -> {self.describe(step.target)}"
+        before, after = (self._word(step.value, v.type[step.axes[0]]) for v in (step.source, step.target))
+        arrow = f"{before} -> {after}"
         gradient = f"; backward: {dual}" if step.value.requires_grad and dual != "none" else ""
-        return self._call(step, source, axis), arrow + gradient
+        return self._call(step, source), arrow + gradient
 
-    def _call(self, step: Step, x: str, axis: str) -> str:
-        before, after = self.cut(step.value, step.source.type), self.cut(step.value, step.target.type)
-        kinds = step.source.type.kind.value, step.target.type.kind.value
+    def _call(self, step: Step, x: str) -> str:
+        axis = self.axis(step.axes)
+        before = self.cut(step.value, step.source.type, step.axes)
+        after = self.cut(step.value, step.target.type, step.axes)
+        kinds = step.conversion.source.value, step.conversion.target.value
         match step.conversion.forward:
             case Action.ALL_REDUCE:
                 return f"rt.all_reduce({x}, {axis})"
+            case Action.ALL_GATHER if before and step.source.type[step.axes[0]].stored:
+                invariant = ', to="I"' if kinds[1] == "I" else ""
+                return f"rt.gathered({x}, {axis}, {before.text()}{invariant})"
             case Action.ALL_GATHER if before:
                 invariant = ', to="I"' if kinds[1] == "I" else ""
                 return f"rt.all_gather({x}, {axis}, {before.text()}{invariant})"
@@ -153,8 +180,9 @@ class Printer:
     def sizes_of(self, node: Node) -> set[sympy.Symbol]:
         """The symbols that the op's text speaks of."""
         strategy = self.plan.strategies[node]
-        cuts = [self.cut(v, t) for v, t in zip(node.operands, strategy.operands, strict=True)]
-        sizes = [*leaves(list(self._local_arguments(node).values())), *(c.outer for c in cuts if c)]
+        sides = zip(node.operands, strategy.operands, strict=True)
+        cuts = [cut for v, joint in sides for cut in self.cuts(v, joint).values()]
+        sizes = [*leaves(list(self._local_arguments(node).values())), *(c.outer for c in cuts)]
         return {s for size in sizes if isinstance(size, sympy.Basic) for s in size.free_symbols}  # type: ignore[misc]
 
     def _local_arguments(self, node: Node) -> dict[str, Any]:
@@ -171,7 +199,7 @@ class Printer:
             given[rule.piece] = self.local_shape(node.results[0], kind[0])[dim]
         return given
 
-    def op(self, node: Node, name: Callable[[int], str], axis: str, site: int | str) -> str:
+    def op(self, node: Node, name: Callable[[int], str], site: int | str) -> str:
         """The op as a call.
 
         ``name`` gives the variable of each operand by position, ``site`` the op's place among random ops.
@@ -180,16 +208,21 @@ class Printer:
         rule = lookup(node)
         positions = iter(range(len(node.operands)))
         by_name = {key: self._text(value, positions, name) for key, value in self._ordered(node).items()}
-        fields = {**by_name, "axis": axis, "site": repr(site), "pieces": str(len(node.outputs))}
+        leading = strategy.leading or (0,)
+        fields = {**by_name, "axis": self.axis(leading), "site": repr(site), "pieces": str(len(node.outputs))}
+        others = ((name, axes) for name, axes in strategy.groups().items() if axes != strategy.leading)
+        fields |= {name: self.axis(axes) for name, axes in others}
         for key, value in arguments(node).items():
             fields[f"{key}*"] = by_name[key][1:-1].rstrip(",") if isinstance(value, tuple) else by_name[key]
         position = 0
         for key, value in self._ordered(node).items():
             fields[f"{key}_cut"] = fields[f"{key}_on"] = ""
             if isinstance(value, Value):
-                cut = self.cut(value, strategy.operands[position])
-                if cut:
-                    fields[f"{key}_cut"], fields[f"{key}_on"] = f", {cut.text()}", f", {axis}, {cut.text()}"
+                joint = strategy.operands[position]
+                cut = self.cut(value, joint, leading)
+                fields[f"{key}_cut"] = f", {cut.text()}" if cut else ""
+                on = ((self.axis((index,)), at.text()) for index, at in self.cuts(value, joint).items())
+                fields[f"{key}_on"] = "".join(f", ({axis}, {at})" for axis, at in on)
             position += sum(isinstance(leaf, Value) for leaf in leaves(value))
         code = strategy.code or (rule.code if rule else None)
         if code is None:
@@ -272,29 +305,5 @@ class _Fields(dict[str, str]):
         raise KeyError(f"the rule's code speaks of {key!r}; the op has {', '.join(self)}")
 
 
-def _extent(factors: Factors) -> Size:
-    total: Size = 1
-    for factor in factors:
-        total = total * factor.size
-    return total
-
-
-def _divided(size: Size, n: int) -> Size:
-    return size // n if isinstance(size, int) else sympy.floor(size / n) if n > 1 else size
-
-
 def _spaced(text: str) -> str:
     return re.sub(r"(?<![*/])([*/]|//)(?![*/])", r" \1 ", text)
-
-
-def _floors(text: str) -> str:
-    """Sympy's ``floor(seq/4)`` as Python's ``seq//4``."""
-    while (start := text.find("floor(")) >= 0:
-        depth, end = 1, start + len("floor(")
-        while depth:
-            depth += {"(": 1, ")": -1}.get(text[end], 0)
-            end += 1
-        inner = text[start + len("floor(") : end - 1].replace("/", "//")
-        alone = start == 0 and end == len(text)
-        text = f"{text[:start]}{inner if alone else f'({inner})'}{text[end:]}"
-    return text

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import lcm
 
 import sympy
 import torch
@@ -12,9 +13,9 @@ import torch
 from placement.emit.blocks import Block
 from placement.emit.expressions import Printer, size_text
 from placement.emit.text import WIDTH, class_name, cut_text, dtype_kind, folded_paths, member
-from placement.graph.ir import Parameter
+from placement.graph.ir import Parameter, Value
 from placement.solver.plan import Plan
-from placement.types import Kind
+from placement.types import Joint, Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class File:
             doc = (
                 f'"""{folded_paths(made.paths)}"""'
                 if made is not root
-                else f'"""The whole model, on one rank of {self.plan.axis.name}."""'
+                else f'"""The whole model, on one rank of {_named([a.name for a in self.plan.mesh.axes])}."""'
             )
             attributes = textwrap.indent(self._interface(), "    ") if made is root else ""
             types = next(iter(made.interfaces)) + "\n" if len(made.interfaces) == 1 and any(made.interfaces) else ""
@@ -77,8 +78,9 @@ class File:
     def _header(self, title: str) -> str:
         graph = self.plan.graph
         model = class_name(graph.modules[""].type)
-        axis, source = self.plan.axis, f" from {title}" if title else ""
-        about = f"{model} on a mesh axis {axis.name} of {axis.n}, by placement{source}."
+        source = f" from {title}" if title else ""
+        axes = [f"{axis.name} of {axis.n}" for axis in self.plan.mesh.axes]
+        about = f"{model} on {'a mesh axis' if len(axes) == 1 else 'mesh axes'} {_named(axes)}, by placement{source}."
         return (
             f'"""{about}\n\n'
             "Types: I the same on every rank, R the same and used differently, P a term of a sum, S(dim) a block.\n"
@@ -87,27 +89,34 @@ class File:
         )
 
     def _interface(self) -> str:
-        plan, axis = self.plan, self.plan.axis
+        plan = self.plan
         inputs = []
         for item in plan.graph.inputs:
             dims = tuple(
                 s if isinstance(s, int) else s.name if isinstance(s, sympy.Symbol) else None for s in item.value.shape
             )
-            cut = self.printer.cut(item.value, plan.produced[item.value])
+            layout = self._layout(item.value, plan.produced[item.value])
             kind = dtype_kind(item.value.dtype)
             gradient = f", {item.value.requires_grad}" if kind == "float" else ""
-            inputs.append(f"    {item.name!r}: ({dims!r}, {cut_text(cut)}, {kind!r}{gradient}),")
-        outputs = []
-        for output in plan.graph.outputs:
-            if output.value is not None:
-                kind = plan.uses[output, 0].type
-                how = '"P"' if kind.kind is Kind.P else cut_text(self.printer.cut(output.value, kind))
-                outputs.append(f"    {output.name!r}: {how},")
-        divides = {name: axis.n for symbol, name in self.symbols.items() if symbol in self._cut_symbols()}
-        hooks = [h.parameter.name for h in plan.hooks]
-        lines = [f"axes = {{{axis.name!r}: {axis.n}}}", "inputs = {", *inputs, "}", "outputs = {", *outputs, "}"]
+            inputs.append(f"    {item.name!r}: ({dims!r}, {layout}, {kind!r}{gradient}),")
+        outputs = [
+            f"    {output.name!r}: {self._layout(output.value, plan.uses[output, 0].type)},"
+            for output in plan.graph.outputs
+            if output.value is not None
+        ]
+        parts = self._parts()
+        divides = {name: parts[symbol] for symbol, name in self.symbols.items() if symbol in parts}
+        hooks: dict[str, list[str]] = {}
+        for hook in plan.hooks:
+            hooks.setdefault(hook.axis, []).append(hook.parameter.name)
+        lines = [f"axes = {dict(plan.mesh.sizes)!r}"]
+        if groups := self._groups():
+            lines.append(f"groups = {groups!r}  # axes that are reduced or gathered over together")
+        lines += ["inputs = {", *inputs, "}", "outputs = {", *outputs, "}"]
         if divides:
-            lines.append(f"divides = {divides!r}  # sizes that the axis cuts into equal blocks")
+            lines.append(f"divides = {divides!r}  # sizes that are cut into equal blocks")
+        if any(kind.stored for parameter in plan.graph.parameters for kind in plan.produced[parameter.value]):
+            lines.append("gathers = True  # parameters are kept in blocks, and gathered again in backward")
         if plan.graph.training_only:
             lines.append(
                 f"training_only = {plan.graph.training_only!r}  # branches on `training`, taken as in training"
@@ -115,23 +124,49 @@ class File:
         if plan.graph.size_guards:
             lines.append(f"requires = {plan.graph.size_guards!r}  # the model branches on sizes; this branch was taken")
         if hooks:
-            lines += ["hooks = {  # their gradients are summed over the axis, together", f"    {axis.name!r}: ("]
-            lines += [f"        {name!r}," for name in hooks]
-            lines += ["    )", "}"]
+            lines.append("hooks = {  # their gradients are summed over the axis, together")
+            for axis, names in hooks.items():
+                lines += [f"    {axis!r}: (", *(f"        {name!r}," for name in names), "    ),"]
+            lines.append("}")
         if not any(plan.produced[i.value].over for i in plan.graph.inputs) or not divides:
             lines.append("same_blocks = False  # no collective needs the ranks' inputs to be of one size")
         return "\n".join(lines) + "\n\n"
 
-    def _cut_symbols(self) -> set[sympy.Symbol]:
-        kinds = [*self.plan.produced.items(), *((s.target.value, s.target.type) for s in self.plan.steps)]
-        sharded_input = {f for i in self.plan.graph.inputs for f in self.plan.produced[i.value].over}
-        moved = {f for s in self.plan.steps for t in (s.source.type, s.target.type) for f in t.over}
-        found: set[sympy.Symbol] = set()
-        for _, kind in kinds:
-            for factor in kind.over:
-                size = getattr(factor, "size", 1)
-                if isinstance(size, sympy.Basic) and (factor not in sharded_input or factor in moved):
-                    found |= size.free_symbols  # type: ignore[arg-type]
+    def _layout(self, value: Value, joint: Joint) -> str:
+        """How a value lies: a cut, "P" or None where there is one axis, else by axis name."""
+        cuts = self.printer.cuts(value, joint)
+        names = [axis.name for axis in self.plan.mesh.axes]
+        terms = {i: '"P"' for i, kind in enumerate(joint) if kind.kind is Kind.P}
+        how = {**terms, **{i: cut_text(cut) for i, cut in cuts.items()}}
+        if len(names) == 1:
+            return how.get(0, "None")
+        return "{" + ", ".join(f"{names[i]!r}: {text}" for i, text in how.items()) + "}" if how else "None"
+
+    def _groups(self) -> dict[str, tuple[str, ...]]:
+        """The groups of axes that anything is done over."""
+        plan = self.plan
+        inside = (group for s in plan.strategies.values() if s.leading for group in s.groups().values())
+        used = dict.fromkeys((*(s.axes for s in plan.steps), *inside))
+        axes = plan.mesh.axes
+        return {plan.mesh.name(group): tuple(axes[i].name for i in group) for group in used if len(group) > 1}
+
+    def _parts(self) -> dict[sympy.Symbol, int]:
+        """Into how many blocks each dynamic size is cut, where that cannot be seen from the inputs."""
+        plan = self.plan
+        kinds = [*plan.produced.values(), *(s.target.type for s in plan.steps)]
+        sharded_input = {f for i in plan.graph.inputs for f in plan.produced[i.value].over}
+        moved = {f for s in plan.steps for t in (s.source.type, s.target.type) for f in t.over}
+        found: dict[sympy.Symbol, int] = {}
+        for joint in dict.fromkeys(kinds):
+            cuts: dict[sympy.Symbol, int] = {}
+            for axis, kind in zip(plan.mesh.axes, joint, strict=True):
+                for factor in kind.over:
+                    size = getattr(factor, "size", 1)
+                    if isinstance(size, sympy.Basic) and (factor not in sharded_input or factor in moved):
+                        for symbol in size.free_symbols:
+                            cuts[symbol] = cuts.get(symbol, 1) * axis.n  # type: ignore[index, arg-type]
+            for symbol, n in cuts.items():
+                found[symbol] = lcm(found.get(symbol, 1), n)
         return found
 
     def _build(self) -> str:
@@ -167,8 +202,8 @@ class File:
     def _declaration(self, parameter: Parameter) -> str:
         value = parameter.value
         options = [] if value.dtype == torch.float32 else [f"dtype={value.dtype}"]
-        cut = self.printer.cut(value, self.plan.produced[value])
-        options += [f"cut={cut_text(cut)}"] if cut else []
+        joint = self.plan.produced[value]
+        options += [f"cut={self._layout(value, joint)}"] if joint.over else []
         if parameter.is_buffer:
             options += [] if parameter.persistent else ["persistent=False"]
         elif not value.requires_grad:
@@ -200,3 +235,8 @@ class File:
             return "[]"
         pad = "    " * (depth + 1)
         return "[\n" + "".join(f"{pad}{text},\n" for text in texts) + "    " * depth + "]"
+
+
+def _named(words: Sequence[str]) -> str:
+    """``dp, cp and tp``."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))

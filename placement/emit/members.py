@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 
 import torch
 
@@ -24,11 +25,28 @@ def refuse_names(graph: Graph, axes: Mapping[str, int], spec: Spec) -> None:
         for name in sorted(owned & _ROOT)
     ]
     spans = {str(axis.name): axis.name.span for axis in spec.axes}
-    for axis in dict.fromkeys((*axes, *spans)):
+    known = list(dict.fromkeys((*axes, *spans)))
+    for axis in known:
         if axis in names or hasattr(Program, axis) or axis == "training":
             what = f"the model's member '{names[axis]}'" if axis in names else "an attribute of every module"
             text = f"axis '{axis}' has the name of {what}"
             hint = "each module has the axis as an attribute: name it otherwise, here and in the mesh"
             faults.append(Diagnostic("PLC112", text, spans.get(axis), hint=hint))
+    taken = {name: f"the model's member '{path}'" for name, path in names.items()}
+    taken |= {axis: f"axis '{axis}'" for axis in known}
+    for group, joined in _groups(known, spec):
+        own = f"the group of the axes {', '.join(joined)}"
+        if (what := taken.setdefault(group, own)) != own:
+            text = f"{own} has the name of {what}"
+            hint = f"what axes do together is called by their names, as in {group}: name one of them otherwise"
+            faults.append(Diagnostic("PLC112", text, spans.get(group, spans.get(joined[-1])), hint=hint))
     if faults:
         raise PlacementError(faults, spec.sources)
+
+
+def _groups(known: Sequence[str], spec: Spec) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Every set of axes that could do something together, after the name that it has in a program."""
+    order = [*(str(axis.name) for axis in spec.axes), *known]
+    axes = [name for name in dict.fromkeys(order) if name in known]
+    for count in range(2, len(axes) + 1):
+        yield from (("_".join(joined), joined) for joined in combinations(axes, count))

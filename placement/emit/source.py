@@ -24,7 +24,7 @@ from placement.emit.text import WIDTH, class_name, commented, fixed, held, merge
 from placement.graph.example import key_text
 from placement.graph.ir import Call, Node, Value
 from placement.solver.plan import Plan, Step, Version
-from placement.types import I, Kind, R
+from placement.types import Kind
 
 
 def write(plan: Plan, title: str = "") -> Source:
@@ -64,7 +64,6 @@ class _Writer:
         self.plan = plan
         self.root = root
         self.printer = Printer(plan)
-        self.axis = f"self.{plan.axis.name}"
         self.parameters = {p.value: p for p in plan.graph.parameters}
         self.symbols = {s.symbol: s.name for s in plan.graph.symbols}
         self.sites = _sites(plan)
@@ -118,7 +117,7 @@ class _Writer:
                 wanted |= self.printer.sizes_of(entry)
             else:
                 for version in (entry.source, entry.target):
-                    cut = self.printer.cut(version.value, version.type)
+                    cut = self.printer.cut(version.value, version.type, entry.axes)
                     if cut is not None and isinstance(cut.outer, sympy.Basic):
                         wanted |= cut.outer.free_symbols  # type: ignore[arg-type]
         return sorted(wanted, key=str)
@@ -135,17 +134,17 @@ class _Writer:
     def _input(self, value: Value) -> Version:
         return Version(value, self.plan.produced[value])
 
-    def _found_in(self, symbol: sympy.Symbol, versions: Sequence[Version]) -> tuple[Version, int, bool] | None:
-        """A tensor and a dim whose size is the symbol: whole if there is one, else cut by the axis."""
+    def _found_in(self, symbol: sympy.Symbol, versions: Sequence[Version]) -> tuple[Version, int, list[int]] | None:
+        """A tensor and a dim whose size is the symbol, and the axes that cut it: whole if there is one."""
         best = None
         for version in versions:
-            cut = self.printer.cut(version.value, version.type)
+            cuts = self.printer.cuts(version.value, version.type)
             for dim, size in enumerate(version.value.shape):
                 if size == symbol:
-                    is_cut = cut is not None and cut.dim == dim
-                    if not is_cut:
-                        return version, dim, False
-                    best = best or (version, dim, True)
+                    by = [index for index, cut in cuts.items() if cut.dim == dim]
+                    if not by:
+                        return version, dim, by
+                    best = best or (version, dim, by)
         return best
 
     # -- forward --------------------------------------------------------------------------------
@@ -161,9 +160,9 @@ class _Writer:
             name = self.symbols[symbol]
             if place is None:
                 continue
-            version, dim, is_cut = place
+            version, dim, by = place
             scope.taken.add(name)
-            times = f" * {self.axis}.size" if is_cut else ""
+            times = "".join(f" * {self.printer.axis((index,))}.size" for index in by)
             lines.append(f"{name} = {scope.names[version]}.size({dim}){times}")
         lines += self._body(block, scope)
         lines.append(self._return(block, scope))
@@ -256,8 +255,8 @@ class _Writer:
 
     def _op_line(self, node: Node, block: Block, scope: _Scope) -> str:
         site = self._site(node, block)
-        text = self.printer.op(node, lambda i: self._name(self.plan.uses[node, i], block, scope), self.axis, site)
-        text = text.replace("{device}", f"{self.axis}.device")
+        text = self.printer.op(node, lambda i: self._name(self.plan.uses[node, i], block, scope), site)
+        text = text.replace("{device}", f"{self.printer.axis((0,))}.device")
         targets = []
         for value in node.outputs:
             if value is None:
@@ -270,19 +269,18 @@ class _Writer:
 
     def _step_line(self, step: Step, block: Block, scope: _Scope, ends: bool) -> str:
         source = self._name(step.source, block, scope)
-        axis = self.axis
-        hook = step.value in self.parameters and step.source.type == I and step.target.type == R
-        if hook and source.startswith("self.") and "(" not in source:
-            call = f'rt.summed(self, "{source.removeprefix("self.")}", {axis})'
-            call = call if "[" not in source else f"rt.replicated({source}, {axis})"
+        axis = self.printer.axis(step.axes)
+        parameter = self.parameters.get(step.value) if step.sums_gradient and step.source not in scope.names else None
+        if parameter is not None:
+            call = f'rt.summed(self, "{owned(parameter.names, block.path)}", {axis})'
             comment = "I -> R; backward: all_reduce, with the other hooks"
         else:
-            call, comment = self.printer.step(step, source, axis)
+            call, comment = self.printer.step(step, source)
         if ends and "." not in source:
             target = source
         else:
             base = source.rsplit(".", 1)[-1] if "." in source else re.sub(r"_\d+$", "", source)
-            target = scope.fresh(base if "." in source else f"{base}_{_SUFFIX[step.target.type.kind]}")
+            target = scope.fresh(base if "." in source else f"{base}_{_SUFFIX[step.conversion.target]}")
         scope.names[step.target] = target
         return commented(f"{target} = {call}", comment)
 

@@ -60,9 +60,9 @@ def member(name: str, text: str) -> str:
     return f"{name}={text}" if name.isidentifier() and not keyword.iskeyword(name) else f"**{{{name!r}: {text}}}"
 
 
-def cut_text(cut: Cut | None) -> str:
+def cut_text(cut: Cut) -> str:
     """A cut as the runtime's own expression."""
-    return f"rt.Cut({cut.text()})" if cut else "None"
+    return f"rt.Cut({cut.text()})"
 
 
 def commented(line: str, comment: str) -> str:

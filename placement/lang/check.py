@@ -23,7 +23,7 @@ from placement.lang.spec import (
     StrategyLine,
     ValueLine,
 )
-from placement.types import Partial, Shard
+from placement.types import Auto, Partial, Replicate, Shard
 
 
 def check(spec: Spec) -> tuple[Diagnostic, ...]:
@@ -74,7 +74,7 @@ def _check_axes(spec: Spec, found: Diagnostics) -> None:
             if user.axis in dims:
                 hint = f"'{user.axis}' is a dim; the axes are {', '.join(axes)}"
             found.error("PLC101", f"unknown axis '{user.axis}'", user.axis.span, hint=hint)
-        elif user.axis is None and len(axes) > 1 and not isinstance(user, ExpectLine):  # a budget may be for all axes
+        elif user.axis is None and len(axes) > 1 and not isinstance(user, ExpectLine) and not _for_all_axes(user):
             what, shown, span = (
                 ("placement", repr(user.placement), user.span)
                 if isinstance(user, Placed)
@@ -82,6 +82,11 @@ def _check_axes(spec: Spec, found: Diagnostics) -> None:
             )
             hint = f"write {shown} @ {axes[0]}" + "".join(f" or @ {axis}" for axis in axes[1:])
             found.error("PLC113", f"the mesh has several axes and this {what} names none", span, hint=hint)
+
+
+def _for_all_axes(user: Placed | StrategyLine) -> bool:
+    """Whether it may speak of all axes at once, as a budget may: what is the same on each."""
+    return isinstance(user, Placed) and isinstance(user.placement, Replicate | Auto) and not user.stored
 
 
 def _check_lists(spec: Spec, found: Diagnostics) -> None:

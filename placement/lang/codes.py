@@ -6,11 +6,10 @@ rules, ``9xx`` our own bug. Every code has a page in ``docs/diagnostics``; a tes
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Code:
+class Code(NamedTuple):
     """A kind of diagnostic. The title says what is wrong, in the words of its page's heading."""
 
     code: str

@@ -7,12 +7,13 @@ travel in one ``PlacementError``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from placement.lang.codes import CODES, Code
 from placement.lang.render import render
 from placement.lang.source import Span
+from placement.record import record
 
 __all__ = ["CODES", "Code", "Diagnostic", "Diagnostics", "PlacementError", "Severity", "did_you_mean", "near", "render"]
 
@@ -20,7 +21,7 @@ Severity = Literal["error", "warning", "note"]
 """Only an error stops the compiler. A warning is likely a mistake; a note states what a reader may not be aware of."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Diagnostic:
     """One finding, mostly a fault. The message states it, the hint proposes a fix, notes add facts.
 
@@ -61,6 +62,7 @@ class Diagnostic:
 
 
 _SHORTEST = 3  # letters of a name that may be another one cut short
+_LONGEST = 200  # letters of a name that is compared with others
 
 
 class PlacementError(Exception):
@@ -140,6 +142,8 @@ def near(name: str, candidates: Iterable[str]) -> list[str]:
     """At most two candidates that ``name`` may be a slip of the pen for, the nearest first."""
     import difflib  # noqa: PLC0415 - only a failing run needs it
 
+    if len(name) > _LONGEST:
+        return []
     by_folded: dict[str, str] = {}
     for candidate in candidates:
         by_folded.setdefault(candidate.casefold(), candidate)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable
 
 from placement.lang.diagnostics import Diagnostics
@@ -52,7 +53,7 @@ def report(fault: UnexpectedTokenError, text: str, raw: Raw, source: Source, fou
     if END in accepted and there in KEYWORDS:
         found.error("PLC009", "a statement starts on a line of its own", span, hint="begin a new line here")
     elif there and not (there[0].isalnum() or there[0] in _PUNCTUATION or there[0] == "_"):
-        hint = _STRAY.get(there)
+        hint = _STRAY.get(there) or _decomposed(text, fault.start)
         found.error("PLC004", f"unexpected character {there!r}", span, hint=hint)
     else:
         expected = _listed(words for name, words in _EXPECTED.items() if name in accepted)
@@ -82,6 +83,13 @@ def _slip(keyword: str, text: str, at: int, there: str, accepted: set[str]) -> s
         (there == "[" and "COLON" in accepted, "an index range is written [0-3]"),
     ]
     return next((hint for found, hint in slips if found and there), None)
+
+
+def _decomposed(text: str, at: int) -> str | None:
+    """A mark of its own behind a letter that is one character with it in the normal form NFC."""
+    pair = text[max(at - 1, 0) : at + 1]
+    composed = unicodedata.normalize("NFC", pair)
+    return f"write '{composed}' as one character (Unicode's form NFC)" if len(composed) < len(pair) else None
 
 
 def _where_dims(keyword: str) -> str:

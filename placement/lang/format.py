@@ -14,8 +14,8 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import groupby
+from typing import NamedTuple
 
 from placement.lang.diagnostics import Diagnostics
 from placement.lang.lalr import Node
@@ -66,22 +66,19 @@ def _nothing(path: str) -> str:
     return ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Token:
+class _Token(NamedTuple):
     text: str  # as it is written out
     start: int
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Comment:
+class _Comment(NamedTuple):
     text: str
     column: int  # where it stood, counted from 0
     ends: int  # line ends between it and what stands before it
 
 
-@dataclass(slots=True)
-class _Row:
+class _Row(NamedTuple):
     """A line to be written; all is empty in a blank one. Rows of one ``group`` that follow one another are aligned."""
 
     group: object = None
@@ -93,12 +90,14 @@ class _Row:
     opens: bool = False
 
 
-@dataclass(slots=True)
 class _Line:
     """A part of a statement that stays on one line, and the comments that end it."""
 
-    tokens: list[_Token] = field(default_factory=list[_Token])
-    comments: list[_Comment] = field(default_factory=list[_Comment])
+    __slots__ = ("comments", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens: list[_Token] = []
+        self.comments: list[_Comment] = []
 
 
 class _Layout:
@@ -197,7 +196,7 @@ class _Layout:
         """Add a comment: behind the last row, going on with the one there, or on its own."""
         above = self.rows[-1] if self.rows else _Row()
         if above.code and above.comment is None and not comment.ends:
-            above.comment = comment
+            self.rows[-1] = above._replace(comment=comment)
             return
         attached = (
             above.comment is not None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Callable
-from pathlib import Path
 
 from placement.lang.diagnostics import Diagnostics, PlacementError, did_you_mean
 from placement.lang.source import Source
@@ -36,11 +37,20 @@ _IN_BLOCKS = ("param", "value", "strategy", "lower", "expect", "within")
 
 
 def read_file(path: str) -> bytes:
-    """The bytes of a file on disk."""
-    return Path(path).read_bytes()
+    """The bytes of a file on disk. Raises OSError."""
+    with open(path, "rb") as stream:
+        return stream.read()
 
 
-def parse(text: str, file: str = "<string>", *, read: Read = read_file) -> Spec:
+def read_include(path: str) -> bytes:
+    """The bytes of a file that another one includes. Raises OSError, also for a pipe or a device: it may never end."""
+    mode = os.stat(path).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise OSError(errno.EINVAL, "not a regular file")
+    return read_file(path)
+
+
+def parse(text: str, file: str = "<string>", *, read: Read = read_include) -> Spec:
     """The spec that ``text`` states. Files it includes are looked up beside ``file`` and read by ``read``.
 
     Raises PlacementError with every syntax fault of the file and of what it includes.
@@ -50,11 +60,14 @@ def parse(text: str, file: str = "<string>", *, read: Read = read_file) -> Spec:
     return reader.finish()
 
 
-def load(path: str | os.PathLike[str], *, read: Read = read_file) -> Spec:
-    """The spec that a file states. Raises PlacementError, also where the file cannot be read."""
+def load(path: str | os.PathLike[str], *, read: Read | None = None) -> Spec:
+    """The spec that a file states; ``read`` gives its content and that of all it includes.
+
+    Raises PlacementError, also where the file cannot be read.
+    """
     file = os.fspath(path)
-    reader = _Reader(file, read)
-    text = reader.open(file, None)
+    reader = _Reader(file, read or read_include)
+    text = reader.open(file, read or read_file)  # the shell makes a pipe of `<(command)`
     if text is not None:
         reader.take(file, text)
     return reader.finish()
@@ -100,10 +113,10 @@ class _Reader:
             self.found.error("PLC112", "a second device", device.name.span, notes=notes)
         return devices[0] if devices else None
 
-    def open(self, file: str, at: Span | None) -> str | None:
+    def open(self, file: str, read: Read, at: Span | None = None) -> str | None:
         """The text of a file; None, and a fault at ``at``, where there is none."""
         try:
-            content = self.read(file)
+            content = read(file)
         except (OSError, ValueError) as error:  # ValueError: a NUL in the path
             reason = getattr(error, "strerror", None) or str(error)
             hint = None if at is None else "the name is looked up beside the file that includes it"
@@ -128,7 +141,7 @@ class _Reader:
         self.sources[file] = source.text
         identity = _identity(file)
         self.reading[identity] = file
-        raws = split(source, self.found)
+        raws = self._put_together(split(source, self.found), source)
         patterns: dict[int, Pattern] = {}
         for i, raw in enumerate(raws):
             if self._allowed(raw, raws, source):
@@ -143,15 +156,40 @@ class _Reader:
         del self.reading[identity]
         self.done.add(identity)
 
+    def _put_together(self, raws: list[Raw], source: Source) -> list[Raw]:
+        """The statements, each with the lines after it that begin with what should end the line before.
+
+        That is one mistake: told at the first sign, once, and what the whole says is read as it was meant.
+        """
+        made: list[Raw] = []
+        owner: int | None = None
+        told = False
+        for i, raw in enumerate(raws):
+            made.append(raw)
+            if raw.keyword or raw.broken or source.text[raw.start] not in CARRIES:
+                reads = raw.keyword in KEYWORDS and raw.keyword != "within" and not raw.broken
+                owner, told = i if reads else None, False
+            elif owner is not None and raws[owner].block == raw.block:
+                if not told:
+                    self._no_statement(raw, source)
+                told = True
+                made[owner] = made[owner]._replace(end=raw.end)
+                made[i] = raw._replace(broken=True)
+        return made
+
+    def _no_statement(self, raw: Raw, source: Source) -> None:
+        shown = source.text[raw.start]
+        hint = f"to go on with a statement, put the '{shown}' at the end of its line" if shown in CARRIES else None
+        span = source.span(raw.start, raw.start + 1)
+        self.found.error("PLC003", f"expected a statement, found {shown!r}", span, hint=hint)
+
     def _allowed(self, raw: Raw, raws: list[Raw], source: Source) -> bool:
         """Whether the statement is one that may stand where it does; a fault where it may not."""
         if raw.broken:
             return False
         span = source.span(raw.start, raw.start + max(len(raw.keyword), 1))
         if not raw.keyword:
-            shown = source.text[raw.start]
-            hint = f"to go on with a statement, put the '{shown}' at the end of its line" if shown in CARRIES else None
-            self.found.error("PLC003", f"expected a statement, found {shown!r}", span, hint=hint)
+            self._no_statement(raw, source)
         elif raw.keyword not in KEYWORDS:
             hint = did_you_mean(raw.keyword, KEYWORDS) or f"the statements are {', '.join(KEYWORDS)}"
             self.found.error("PLC002", f"unknown statement '{raw.keyword}'", span, hint=hint)
@@ -163,7 +201,7 @@ class _Reader:
         return False
 
     def _include(self, file: str, name: Name) -> None:
-        path = os.path.normpath(os.path.join(os.path.dirname(file), name))  # noqa: PTH118, PTH120 - names stay text
+        path = os.path.normpath(os.path.join(os.path.dirname(file), name))
         identity = _identity(path)
         if identity in self.reading:
             chain = [*list(self.reading.values())[list(self.reading).index(identity) :], path]
@@ -171,7 +209,7 @@ class _Reader:
         elif len(self.reading) == MAX_DEPTH:
             self.found.error("PLC016", f"more than {MAX_DEPTH} files within one another", name.span)
         elif identity not in self.done:  # a file included twice counts once
-            text = self.open(path, name.span)
+            text = self.open(path, self.read, name.span)
             if text is None:
                 self.done.add(identity)
             else:
@@ -191,4 +229,4 @@ def _identity(path: str) -> str:
         return path
 
 
-__all__ = ["PlacementError", "Read", "load", "parse", "read_file"]
+__all__ = ["PlacementError", "Read", "load", "parse", "read_file", "read_include"]

@@ -8,10 +8,14 @@ alternatives, dots allowed inside; ``[0-3]`` is a range of indices, both ends in
 from __future__ import annotations
 
 import re
+import unicodedata
 from functools import lru_cache
 
 MAX_ALTERNATIVES = 1000
 """Alternatives are multiplied out, which keeps matching linear; past this many a pattern is refused."""
+
+MAX_LENGTH = 10_000
+"""Characters of a pattern, with those of the blocks around it."""
 
 _TOKEN = re.compile(r"\{|\}|,|\s+|\[[^\]]*\]|\[|\.|\*+|[\w-]+|.", re.DOTALL)
 _RANGE_FORM = "an index range is written [first-last]"
@@ -34,8 +38,8 @@ def compile_pattern(text: str) -> re.Pattern[str]:
 
 
 def normalize(text: str) -> str:
-    """The pattern without the white space that may stand inside braces."""
-    return "".join(text.split())
+    """The pattern without the white space that may stand inside braces, and in Unicode's form NFC as all names are."""
+    return unicodedata.normalize("NFC", "".join(text.split()))
 
 
 def expand(text: str) -> tuple[str, ...]:
@@ -43,6 +47,8 @@ def expand(text: str) -> tuple[str, ...]:
 
     ``expand("a.{b,c.d}")`` is ``("a.b", "a.c.d")``. Raises PatternError.
     """
+    if len(text) > MAX_LENGTH:
+        raise PatternError(f"a pattern of more than {MAX_LENGTH} characters", 0, len(text))
     # One frame per open brace: the finished alternatives, and the expansions of the one being read.
     frames: list[tuple[int, list[str], list[str]]] = [(0, [], [""])]
     for token in _TOKEN.finditer(text):

@@ -13,6 +13,7 @@ a pull request. ``json``, version 1, is ``{"format_version": 1, "diagnostics": [
 from __future__ import annotations
 
 import os
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
@@ -35,6 +36,8 @@ _STYLES = {
     "help": "\x1b[1;36m",
 }
 _TAB = 4
+_LONGEST_WORD, _KEPT = 200, 40  # characters, and those kept at both ends of a longer one
+_LONG_WORD = re.compile(rf"\S{{{_LONGEST_WORD + 1},}}")
 _GITHUB = {"error": "error", "warning": "warning", "note": "notice"}
 
 Paint = Callable[[str, str], str]
@@ -81,15 +84,15 @@ def _block(diagnostic: Diagnostic, lines: Sequence[str], *, color: bool, width: 
     span, model = diagnostic.span, _model_place(diagnostic)
     gutter = " " * max(len(str(span.line)) if span else 1, len(str(model[1])) if model else 1)
     label = f"{diagnostic.severity}[{diagnostic.code}]"
-    first, *more = _wrap(_printable(diagnostic.message, keep_newlines=True), width - len(label) - 2)
+    first, *more = _wrap(_told(diagnostic.message), width - len(label) - 2)
     out = [paint(diagnostic.severity, label) + paint("bold", f": {first}")]
     out += [paint("bold", " " * (len(label) + 2) + line) for line in more]
     if span is not None:
-        out.append(f"{gutter}{paint('frame', '-->')} {_printable(str(span))}")
+        out.append(f"{gutter}{paint('frame', '-->')} {printable(str(span))}")
         if span.line <= len(lines):
             out += _source(lines[span.line - 1], span, diagnostic.severity, gutter, paint, width)
     if diagnostic.model_line is not None:
-        out.append(f"{gutter}{paint('frame', ':::')} {_printable(_short(diagnostic.model_line))}")
+        out.append(f"{gutter}{paint('frame', ':::')} {printable(_short(diagnostic.model_line))}")
     if model is not None:
         line = _model_text(*model)
         if line.strip():
@@ -99,7 +102,7 @@ def _block(diagnostic: Diagnostic, lines: Sequence[str], *, color: bool, width: 
     for label, text in [("help", diagnostic.hint), *(("note", note) for note in diagnostic.notes)]:
         if text is not None:
             lead = f"{gutter} = {label}: "
-            wrapped = _wrap(_printable(text, keep_newlines=True), width - len(lead))
+            wrapped = _wrap(_told(text), width - len(lead))
             head = f"{gutter} {paint('frame', '=')} {paint('help', label)}: "
             out += [head + wrapped[0], *(" " * len(lead) + more for more in wrapped[1:])]
     return out
@@ -121,7 +124,7 @@ def _model_place(diagnostic: Diagnostic) -> tuple[str, int] | None:
 
 def _model_name(place: str) -> str:
     """The place as a reader knows it: below the working directory without the way there."""
-    here = os.getcwd() + os.sep  # noqa: PTH109 - text, as the name that it is held against
+    here = os.getcwd() + os.sep
     return place.removeprefix(here)
 
 
@@ -152,12 +155,12 @@ def _wrap(text: str, width: int) -> list[str]:
 
 
 def _one_line(text: str) -> str:
-    return _printable(" ".join(text.split()))
+    return " ".join(_told(text).split())
 
 
 def _concise(diagnostic: Diagnostic) -> str:
     place = str(diagnostic.span) if diagnostic.span is not None else _model_name(diagnostic.model_line or "")
-    where = f"{_printable(place)}: " if place else ""
+    where = f"{printable(place)}: " if place else ""
     return f"{where}{diagnostic.severity}[{diagnostic.code}]: {_one_line(diagnostic.message)}"
 
 
@@ -168,9 +171,9 @@ def _json(diagnostics: Iterable[Diagnostic]) -> str:
         {
             "code": d.code,
             "severity": d.severity,
-            "message": d.message,
-            "hint": d.hint,
-            "notes": list(d.notes),
+            "message": _short_words(d.message),
+            "hint": None if d.hint is None else _short_words(d.hint),
+            "notes": list(map(_short_words, d.notes)),
             "file": d.file,
             "line": d.line,
             "column": d.column,
@@ -200,7 +203,7 @@ def _github(diagnostic: Diagnostic) -> str:
         parts.insert(1, f"help: {diagnostic.hint}")
     if span is not None and diagnostic.model_line is not None:
         parts.append(f"model: {_model_name(diagnostic.model_line)}")
-    text = _printable("\n".join(parts), keep_newlines=True)
+    text = _told("\n".join(parts))
     return f"::{_GITHUB[diagnostic.severity]} {told}::{_escaped(text)}"
 
 
@@ -247,7 +250,7 @@ def _cells(line: str) -> list[str]:
     cells: list[str] = []
     column = 0
     for character in line:
-        cell = " " * (_TAB - column % _TAB) if character == "\t" else _printable(character)
+        cell = " " * (_TAB - column % _TAB) if character == "\t" else printable(character)
         cells.append(cell)
         column += columns(cell)
     return cells
@@ -263,7 +266,19 @@ def columns(text: str) -> int:
     )
 
 
-def _printable(text: str, *, keep_newlines: bool = False) -> str:
+def _told(text: str) -> str:
+    """A message, a hint or a note as it is shown."""
+    return printable(_short_words(text), keep_newlines=True)
+
+
+def _short_words(text: str) -> str:
+    """The text without the middle of words that no one could read: a file may be one such word."""
+    if len(text) <= _LONGEST_WORD:
+        return text
+    return _LONG_WORD.sub(lambda word: f"{word.group()[:_KEPT]}…{word.group()[-_KEPT:]}", text)
+
+
+def printable(text: str, *, keep_newlines: bool = False) -> str:
     """The text without control characters, which could steer the terminal or reorder what it shows."""
     if text.isprintable():
         return text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 _NEWLINE = re.compile(r"\r\n|\n|\r")
 
@@ -14,8 +14,7 @@ def split_lines(text: str) -> list[str]:
     return _NEWLINE.split(text)
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """A stretch of a file. Lines and columns count characters from 1; the end is the first one past it."""
 
     file: str
@@ -28,17 +27,15 @@ class Span:
         return f"{self.file}:{self.line}:{self.column}"
 
 
-@dataclass(frozen=True, slots=True)
 class Source:
     """The text of one file. A byte order mark is no part of it."""
 
-    file: str
-    text: str
-    starts: tuple[int, ...] = field(init=False, compare=False, repr=False)  # the offset of each line
+    __slots__ = ("file", "starts", "text")
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "text", self.text.removeprefix("\ufeff"))
-        object.__setattr__(self, "starts", (0, *(m.end() for m in _NEWLINE.finditer(self.text))))
+    def __init__(self, file: str, text: str) -> None:
+        self.file = file
+        self.text = text.removeprefix("\ufeff")
+        self.starts = (0, *(m.end() for m in _NEWLINE.finditer(self.text)))  # the offset of each line
 
     def span(self, start: int, end: int) -> Span:
         """The span of the characters from offset ``start`` up to ``end``."""

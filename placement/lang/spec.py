@@ -7,11 +7,12 @@ A ``Spec`` is flattened: its includes are read, and a path inside ``within P { }
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Literal, Self
 
 from placement.lang.patterns import compile_pattern
 from placement.lang.source import Span
+from placement.record import record
 from placement.types import Placement
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class Name(str):
         return str.__str__(self)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Pattern:
     """Dotted paths: ``*`` is one segment, ``**`` any number, ``{a,b}`` alternatives, ``[0-3]`` an index range.
 
@@ -113,7 +114,7 @@ class Pattern:
         return self.text
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Placed:
     """``Shard(seq) @ tp``: a placement on one axis. ``axis`` is None where ``@ axis`` is left out.
 
@@ -134,7 +135,7 @@ class Placed:
         return ("stored " if self.stored else "") + self.without_stored()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Quantity:
     """``450 GB/s``: a number as it is written, and its unit, a key of ``UNITS``; a plain count has none."""
 
@@ -154,7 +155,7 @@ class Quantity:
         return self.number if self.unit is None else f"{self.number} {self.unit}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class MeshAxis:
     """``mesh tp = 8 over nvlink``; without a size or link the mesh given at compile time decides."""
 
@@ -169,7 +170,7 @@ class MeshAxis:
         return f"mesh {self.name}{size}" + (f" over {self.link}" if self.link is not None else "")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LinkLine:
     """``link fast = 450 GB/s, 3 us``: bandwidth per rank and direction, and what a launch costs."""
 
@@ -182,7 +183,7 @@ class LinkLine:
         return f"link {self.name} = {self.bandwidth}, {self.latency}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LimitLine:
     """``limit memory 60 GB``: the most of a resource that the plan may use on one rank."""
 
@@ -194,7 +195,7 @@ class LimitLine:
         return f"limit {self.resource} {self.most}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Device:
     """``device h100``: the kind of device that prices compute and bounds memory."""
 
@@ -214,7 +215,7 @@ def _tail(dims: tuple[Name, ...] | None, placed: tuple[Placed, ...]) -> str:
     return ", ".join([*shown, *map(str, placed)])
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class InputLine:
     """``input a, b : [batch, seq], Shard(batch) @ dp``: names the dims of inputs, places them, or both."""
 
@@ -227,7 +228,7 @@ class InputLine:
         return f"input {', '.join(self.names)} : {_tail(self.dims, self.placed)}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ParamLine:
     """``param PATTERN : [vocab, hidden], Shard(vocab) @ tp``: names the dims of parameters, places them, or both."""
 
@@ -240,7 +241,7 @@ class ParamLine:
         return f"param {self.pattern} : {_tail(self.dims, self.placed)}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ValueLine:
     """``value PATTERN : Shard(seq) @ tp``: where a module's first output tensor is produced."""
 
@@ -252,7 +253,7 @@ class ValueLine:
         return f"value {self.pattern} : {_tail(None, self.placed)}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OutputLine:
     """``output logits : Shard(vocab) @ tp``: how outputs of the whole model are returned."""
 
@@ -264,7 +265,7 @@ class OutputLine:
         return f"output {', '.join(self.names)} : {_tail(None, self.placed)}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StrategyLine:
     """``strategy PATTERN : ring @ cp``: the implementation that the op of a module has on an axis."""
 
@@ -277,7 +278,7 @@ class StrategyLine:
         return f"strategy {self.pattern} : {self.name}{_at(self.axis)}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Setting:
     """``overlap = ring``."""
 
@@ -289,7 +290,7 @@ class Setting:
         return f"{self.key} = {self.value}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LowerLine:
     """``lower PATTERN : overlap = ring, gathered = again``: how modules are emitted."""
 
@@ -301,7 +302,7 @@ class LowerLine:
         return f"lower {self.pattern} : {', '.join(map(str, self.settings))}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ExpectLine:
     """``expect PATTERN : all_gather @ tp forward <= 2``: a budget of launches, or of bytes where the bound has a unit.
 
@@ -339,7 +340,7 @@ Statement = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Spec:
     """All statements of a file and of what it includes, each kind in the order of reading.
 

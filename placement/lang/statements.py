@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 from placement.lang import expected
@@ -66,6 +66,8 @@ Parsed = Statement | Within | Include
 
 def grammar() -> str:
     """The text of the grammar: beside this module in a wheel, in the checkout's ``grammar/`` otherwise."""
+    from pathlib import Path  # noqa: PLC0415 - only tools read it
+
     here = Path(__file__).resolve()
     inside, outside = here.with_name("placement.lark"), here.parents[2] / "grammar" / "placement.lark"
     return (inside if inside.is_file() else outside).read_text(encoding="utf-8")
@@ -104,7 +106,7 @@ class _Builder:
         return self.source.span(start, start + len(token.text))
 
     def _word(self, token: Token) -> Name:
-        return Name(token.text, self._span(token))
+        return Name(unicodedata.normalize("NFC", token.text), self._span(token))
 
     def _name(self, tree: Node) -> Name:
         return self._word(tree.token)
@@ -290,7 +292,7 @@ class _Builder:
             hint = "write Shard(seq), Shard(0) or Shard(seq, zigzag)"
             self.found.error("PLC018", "Shard takes a dim and, after it, an order", self._span(kind), hint=hint)
             return None
-        dim: str | int | None = given[0].text
+        dim: str | int | None = self._word(given[0]).text
         if given[0].kind == "NUMBER":
             dim = self._number(given[0], "the index of a dim", 0, "count dims from the first, or give them names")
         order: Order | None = "contiguous"

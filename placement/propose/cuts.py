@@ -72,7 +72,7 @@ def cuts(bound: Bound) -> tuple[Cut, ...]:
     by_factor: dict[Factor, list[tuple[Parameter, int, Factors]]] = defaultdict(list)
     for parameter in placeable(bound):
         for dim, factors in enumerate(bound.dims.of(parameter.value)):
-            run = leading(bound.context, factors)
+            run = leading(bound.contexts[0], factors)
             if run is not None and bound.dims.locate(parameter.value, run) is not None:
                 by_factor[run[0]].append((parameter, dim, run))
     alike: dict[tuple[tuple[str, int, tuple[Size, ...]], ...], list[tuple[Parameter, int, Factors]]] = defaultdict(list)
@@ -95,7 +95,7 @@ def _groups(bound: Bound, members: Iterable[tuple[Parameter, int, Factors]], rol
             dim=dim,
             spoken=own[dim] if dim < len(own) else dim,
             names=tuple(p.name for p, _ in found),
-            pins={p.value: Pin((S(*run),)) for p, run in found},
+            pins={p.value: Pin(((S(*run),),)) for p, run in found},
             nbytes=sum(bytes_of(p) for p, _ in found),
             role=roles.of(first.value, dim, run),
         )

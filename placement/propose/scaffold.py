@@ -100,11 +100,11 @@ def _placed(bound: Bound, found: Search) -> list[Line]:
     def position(line: Line) -> int:
         return -max(order[group.wild] for group in line.groups)
 
-    lines = sorted(parameter_lines(found.cuts, bound.axis.name, every), key=position)
+    lines = sorted(parameter_lines(found.cuts, bound.mesh.axes[0].name, every), key=position)
     rest = [*_values(bound, found), *_outputs(found)]
     if 2 + count([*lines, *rest]) > MOST_LINES:
         lines = joined(lines)
-    n = bound.axis.n
+    n = bound.mesh.axes[0].n
     return [*(replace(line, comment=_why(line, found, n)) for line in lines), *rest]
 
 
@@ -123,7 +123,7 @@ def _values(bound: Bound, found: Search) -> Iterator[Line]:
         block = block_of(held.wild)
         path = held.wild[len(block) + 1 :] if block else held.wild
         why = f"its weight is whole: each rank takes part of {held.dim}, saves {show_time(held.saved)}"
-        yield Line(block, "value", path, f"Shard({held.dim}) @ {bound.axis.name}", comment=why)
+        yield Line(block, "value", path, f"Shard({held.dim}) @ {bound.mesh.axes[0].name}", comment=why)
 
 
 def _outputs(found: Search) -> Iterator[Line]:
@@ -136,8 +136,7 @@ def _outputs(found: Search) -> Iterator[Line]:
 
 
 def _text(model: str, bound: Bound, found: Search, inputs: Sequence[Line], lines: Sequence[Line]) -> str:
-    axis, machine = bound.axis, bound.machine
-    hints = bound.context.hints
+    axis, machine, hints = bound.mesh.axes[0], bound.mesh.machine((0,)), bound.hints
     sizes = ", ".join(f"{symbol.name} = {hints[symbol]}" for symbol in hints) or "the example's sizes"
     head = [
         f"# {model} on {axis.n} ranks, written by `placement init`; every line is confirmed by a plan.",
@@ -189,9 +188,9 @@ def _whole(bound: Bound, found: Search) -> Iterator[str]:
 def _stuck(bound: Bound, parameter: Parameter) -> str:
     """Why a matrix cannot be cut in one of its dims, '' where it could be in all of them."""
     own = parameter_dims(bound.graph.modules, parameter)
-    n = bound.axis.n
+    n = bound.mesh.axes[0].n
     for dim, factors in enumerate(bound.dims.of(parameter.value)):
-        if len(parameter.value.shape) < 2 or not factors or leading(bound.context, factors) is not None:
+        if len(parameter.value.shape) < 2 or not factors or leading(bound.contexts[0], factors) is not None:
             continue
         size = next((f.size for f in factors if not f.piece and f.size != 1), 1)
         if isinstance(size, int):

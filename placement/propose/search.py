@@ -158,16 +158,16 @@ class Search:
                 continue
             returned = self._base.graph.modules[node.module].returned.values()
             firsts = [values[0] for values in returned if values]
-            if firsts and all(self._base.context.shard(value, factors) for value in firsts):
+            if firsts and all(self._base.contexts[0].shard(value, factors) for value in firsts):
                 pins, modules = alike.setdefault(wild(node.module), ({}, []))
-                pins.update(dict.fromkeys(firsts, Pin((S(*factors),))))
+                pins.update(dict.fromkeys(firsts, Pin(((S(*factors),),))))
                 modules.append(node.module)
         for path, (pins, modules) in alike.items():
             yield Held(path, tuple(dict.fromkeys(modules)), dim, pins)
 
     def _tokens(self) -> tuple[str, Factors] | None:
         """The named dim that a plan may cut and that changes from call to call: the sequence, as a rule."""
-        context = self._base.context
+        context = self._base.contexts[0]
         for name, factors in self._base.dims.names.items():
             if len(factors) != 1 or isinstance(factors[0].size, int) or not context.divides(factors[0].size):
                 continue

@@ -59,15 +59,15 @@ class Against:
     """What changes from ``before`` to ``after``, which are the names of the two.
 
     placements: of parameters and of values, by name and axis. totals: axis → phase → action → (count, bytes) of
-    each. numbers: memory (bytes) and time (picoseconds) by their names in the explanation. hooks: parameters.
+    each. numbers: memory (bytes) and time (picoseconds) by their names in the explanation. hooks: parameter and axis.
     """
 
     before: str
     after: str
     mesh: tuple[Mapping[str, int], Mapping[str, int]]
     changes: tuple[Change, ...]
-    hooks_added: tuple[str, ...]
-    hooks_removed: tuple[str, ...]
+    hooks_added: tuple[tuple[str, str], ...]
+    hooks_removed: tuple[tuple[str, str], ...]
     params: Mapping[str, Mapping[str, Pair]]
     values: Mapping[str, Mapping[str, Pair]]
     totals: Mapping[str, Mapping[str, Mapping[str, tuple[tuple[int, int], tuple[int, int]]]]]
@@ -109,7 +109,7 @@ def checked(found: Explanation, name: str) -> Explanation:
 
 def compare(old: Explanation, new: Explanation, before: str, after: str) -> Against:
     """What changes from ``old`` to ``new``, explanations of version 1, which are called ``before`` and ``after``."""
-    hooks = [[hook["param"] for hook in each["hooks"]] for each in (old, new)]
+    hooks = [[(hook["param"], "_".join(hook["axes"])) for hook in each["hooks"]] for each in (old, new)]
     return Against(
         before=before,
         after=after,
@@ -129,6 +129,7 @@ def compare(old: Explanation, new: Explanation, before: str, after: str) -> Agai
 def _sent(found: Explanation) -> Iterator[Sent]:
     for made in found["conversions"]:
         what = _arrow(made["from"], made["to"], made["backward"])
+        what += ", gathered again" if made.get("again") else ""
         yield Sent(made["value"], made["module"], made["axis"], what, made["forward"], made["backward"], made["bytes"])
     for op in found["implementations"]:
         for sent in op["collectives"]:
@@ -244,7 +245,7 @@ def against_data(found: Against) -> dict[str, Any]:
             "after": found.after,
             "mesh": [dict(mesh) for mesh in found.mesh],
             "conversions": {kind: [_change(c) for c in found.changes if c.kind == kind] for kind in kinds},
-            "hooks": {ADDED: list(found.hooks_added), REMOVED: list(found.hooks_removed)},
+            "hooks": {ADDED: _named(found.hooks_added), REMOVED: _named(found.hooks_removed)},
             "params": {name: {axis: list(pair) for axis, pair in axes.items()} for name, axes in found.params.items()},
             "values": {name: {axis: list(pair) for axis, pair in axes.items()} for name, axes in found.values.items()},
             "totals": {
@@ -259,6 +260,10 @@ def against_data(found: Against) -> dict[str, Any]:
             "cost": list(found.cost),
         },
     }
+
+
+def _named(hooks: Iterable[tuple[str, str]]) -> list[str]:
+    return list(dict.fromkeys(name for name, _ in hooks))
 
 
 def _total(was: tuple[int, int], now: tuple[int, int]) -> dict[str, list[int]]:

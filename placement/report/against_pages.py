@@ -25,6 +25,7 @@ _NUMBERS = {
     "saved_for_backward": "kept for backward",
 }
 _ABSENT = "absent"
+_MANY = 6  # lines of one change of placement, above which names are joined though the change has a line of its own then
 
 _Line = tuple[str, str, str]  # sign, what, and what it does
 
@@ -35,7 +36,7 @@ def against_text(found: Against, width: int = 80, *, color: bool = False) -> str
 
 
 class _Page(Page):
-    _COLUMN = 15
+    _COLUMN, _LABEL = 15, 12
 
     def __init__(self, found: Against, width: int, *, color: bool) -> None:
         super().__init__(width, color=color)
@@ -85,7 +86,11 @@ class _Page(Page):
             return
         yield self.paint("Gradients summed after backward", "bold")
         for sign, names in (("-", found.hooks_removed), ("+", found.hooks_added)):
-            yield from (self.shorten(f"  {sign} {pattern}") for pattern in patterns(names, self.width - 4))
+            for axis in dict.fromkeys(axis for _, axis in names):
+                over = f"over {axis}" if len(self.found.mesh[1]) > 1 else ""
+                here = [name for name, own in names if own == axis]
+                for pattern in patterns(here, self.width - len(over) - 6):
+                    yield from self.sides(f"  {sign} {pattern}", over, right_style="dim")
 
     def placements(self, title: str, changed: Mapping[str, Mapping[str, Pair]]) -> Iterator[str]:
         if not changed:
@@ -96,7 +101,8 @@ class _Page(Page):
             for axis, (was, now) in axes.items():
                 groups.setdefault(f"{was or _ABSENT} -> {now or _ABSENT} @ {axis}", []).append(name)
         for arrow, names in groups.items():
-            for pattern in patterns(names, self.width - len(arrow) - 4):
+            beside = patterns(names, self.width - len(arrow) - 4)
+            for pattern in beside if len(beside) <= _MANY else patterns(names, self.width - 2):
                 yield from self.sides(f"  {pattern}", arrow)
 
     def totals(self) -> Iterator[str]:
@@ -108,7 +114,10 @@ class _Page(Page):
                     (count, nbytes), (count_now, nbytes_now) = actions[action]
                     more = _launched(count_now - count, nbytes_now - nbytes, difference=True)
                     sides = _launched(count, nbytes), _launched(count_now, nbytes_now)
-                    yield from self.columns(f"  {label:<13}{action}", *sides, more)
+                    if len(label) > self._LABEL:
+                        yield f"  {label}"
+                        label = ""
+                    yield from self.columns(f"  {label:<{self._LABEL + 1}}{action}", *sides, more)
                     label = ""
 
     def numbers(self) -> Iterator[str]:

@@ -33,12 +33,16 @@ _MOST, _USERS = 8, 2  # launches that are named, and ops that a value goes to
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """One launch. module: where it is told. what: the value and where it goes, or the op; with its statements."""
+    """One launch. module: where it is told. what: the value and where it goes, or the op; with its statements.
+
+    axes: those whose ranks take part; ``axis`` is the name of all together.
+    """
 
     module: str
     phase: str
     action: str
     axis: str
+    axes: tuple[str, ...]
     nbytes: int
     what: str
 
@@ -67,14 +71,15 @@ def launches(found: Facts) -> Iterator[Counted]:
     for event in sorted([*found.conversions, *found.inside], key=lambda e: e.position):
         module = event.place if isinstance(event, Converted) else event.module
         for phase, action, nbytes in event.launches:
-            yield Counted(module.partition("@")[0], phase, action, event.axis, nbytes, _told(event))
-    flat: dict[tuple[str, str], int] = {}
+            yield Counted(module.partition("@")[0], phase, action, event.axis, event.axes, nbytes, _told(event))
+    flat: dict[tuple[str, tuple[str, ...], str], int] = {}
     for hook in found.hooks:
-        for axis in hook.axes:
-            flat[axis, hook.dtype] = flat.get((axis, hook.dtype), 0) + hook.nbytes
-    for (axis, dtype), nbytes in flat.items() if max(found.mesh.values()) > 1 else ():
+        if max(found.mesh[axis] for axis in hook.axes) > 1:
+            key = hook.axis, hook.axes, hook.dtype
+            flat[key] = flat.get(key, 0) + hook.nbytes
+    for (axis, axes, dtype), nbytes in flat.items():
         what = f"the gradients of replicated parameters in {dtype.removeprefix('torch.')}"
-        yield Counted("", "backward", Action.ALL_REDUCE.value, axis, nbytes, what)
+        yield Counted("", "backward", Action.ALL_REDUCE.value, axis, axes, nbytes, what)
 
 
 def _told(event: Converted | Inside) -> str:
@@ -100,12 +105,18 @@ def _fault(line: ExpectLine, module: str, counted: Sequence[Counted]) -> Diagnos
     has = f"{show_bytes(amount)} of {what}" if in_bytes else f"{amount} {what}"
     is_ = "is" if in_bytes or line.bound.amount == 1 else "are"
     text = f"{where} has {has}, and {_SAID[line.comparison]} {line.bound} {is_} expected"
-    shown = [f"{one.action} {one.phase}, {show_bytes(one.nbytes)}: {one.what}" for one in inside[:_MOST]]
+    shown = [f"{_named(one)} {one.phase}, {show_bytes(one.nbytes)}: {one.what}" for one in inside[:_MOST]]
     if len(inside) > _MOST:
         shown.append(f"and {len(inside) - _MOST} more")
     return Diagnostic("PLC306", text, line.bound.span, notes=tuple(shown or ["nothing of it is sent there"]))
 
 
+def _named(one: Counted) -> str:
+    """The collective, with the axes where they are several."""
+    return f"{one.action} @ {one.axis}" if len(one.axes) > 1 else one.action
+
+
 def _meant(line: ExpectLine, one: Counted) -> bool:
-    named = one.action == line.collective and line.axis in (None, one.axis)
+    """A launch of several axes together is one of each."""
+    named = one.action == line.collective and (line.axis is None or line.axis in one.axes)
     return named and line.direction in (None, one.phase)

@@ -53,6 +53,7 @@ def _conversion(found: Converted) -> dict[str, Any]:
         "forward": found.forward,
         "backward": found.backward,
         "bytes": found.nbytes,
+        "again": found.again,
         "cause": list(found.cause),
     }
 

@@ -68,7 +68,7 @@ def _draw(drawn: _Cluster, item: Item, prefix: str) -> None:
     target = _node(drawn, item.goal, prefix) if item.goal else source
     words = []
     for row in item.rows:
-        both = f"{row.forward or '-'} | {row.backward or '-'}"
+        both = " | ".join(row.actions)
         sent = f"  {show_bytes(row.nbytes)}" if row.forward or row.backward else ""
         words.append(f"{row.what} @ {row.axis}\n{both}{sent}")
     style = "" if item.launches else ", style = dashed"
@@ -77,7 +77,7 @@ def _draw(drawn: _Cluster, item: Item, prefix: str) -> None:
 
 def _flow(drawn: _Cluster, block: Block) -> None:
     """Grey lines from where one conversion ends to where the next begins."""
-    steps = [item for item in block.items if isinstance(item.members[0], Converted)]
+    steps = [item for item in block.items if isinstance(m := item.members[0], Converted) and not m.stored]
     for before, after in pairwise(steps):
         if before.goal != after.source:
             edge = f'{drawn.nodes[before.goal]} -> {drawn.nodes[after.source]} [color = "#bbbbbb", arrowhead = none]'

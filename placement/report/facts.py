@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from placement.graph.ir import Node, Output, Parameter, Value
+from placement.graph.ir import Node, Output, Value
 from placement.report.names import Names, common, operation, shared, visible
 from placement.solver.memory import Memory, memory
-from placement.types import Action, I, Kind, R
+from placement.types import Action, Kind
 
 if TYPE_CHECKING:
     from placement.lang.diagnostics import Diagnostic
-    from placement.solver.plan import Hook, Plan, Step
+    from placement.solver.plan import Plan, Step
 
 Totals = Mapping[str, Mapping[str, Mapping[str, tuple[int, int]]]]
 """axis → phase → action → (launches, bytes)."""
@@ -27,8 +27,9 @@ class Converted:
     a partial sum belongs where the sum is made as well as where it goes. users: names of the consumers, none where
     a ``value`` line has the value converted at once.
     user_modules: the module of each. source, target: the user's words, which do not tell I from R as ``source_type``
-    and ``target_type`` do. nbytes: of the full value. position: of the conversion in program order. times: picoseconds
-    forward and backward.
+    and ``target_type`` do. nbytes: of the full value. position: of the conversion in program order. axis: the name of
+    ``axes`` together. times: picoseconds forward and backward. again: how often a stored parameter is gathered once
+    more in the backward; kept_by: for each time the position of the op that needs it then.
     """
 
     value: str
@@ -38,6 +39,7 @@ class Converted:
     users: tuple[str, ...]
     user_modules: tuple[str, ...]
     axis: str
+    axes: tuple[str, ...]
     source: str
     target: str
     source_type: Kind
@@ -48,11 +50,15 @@ class Converted:
     cause: tuple[str, ...]
     position: tuple[int, int]
     times: tuple[int, int] = (0, 0)
+    again: int = 0
+    kept_by: tuple[int, ...] = ()
+    stored: bool = False
 
     @property
     def launches(self) -> tuple[tuple[str, str, int], ...]:
         """(phase, action, bytes) of each collective."""
-        both = (("forward", self.forward), ("backward", self.backward))
+        both: tuple[tuple[str, str], ...] = (("forward", self.forward), ("backward", self.backward))
+        both += (("backward", self.forward),) * self.again
         return tuple((phase, action, self.nbytes) for phase, action in both if Action(action).communicates)
 
 
@@ -64,18 +70,21 @@ class Inside:
     module: str
     name: str
     axis: str
+    axes: tuple[str, ...]
     launches: tuple[tuple[str, str, int], ...]
     position: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Hooked:
-    """A replicated parameter whose gradient is summed over axes. meets: the placements it is used together with.
+    """A parameter that is replicated on axes, over which its gradient is summed. axis: the name of ``axes`` together.
 
-    time: picoseconds that its part of the flat reduction takes.
+    meets: the placements on these axes that it is used together with. time: picoseconds that its part of the flat
+    reduction takes.
     """
 
     parameter: str
+    axis: str
     axes: tuple[str, ...]
     nbytes: int
     meets: tuple[str, ...]
@@ -85,13 +94,26 @@ class Hooked:
 
 
 @dataclass(frozen=True, slots=True)
+class Group:
+    """Axes whose ranks communicate together. ranks: how many they are. link: the slowest of the axes'."""
+
+    axes: tuple[str, ...]
+    ranks: int
+    link: str
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
-    """A plan in words and numbers. Times and costs are picoseconds, sizes bytes, stages seconds."""
+    """A plan in words and numbers. Times and costs are picoseconds, sizes bytes, stages seconds.
+
+    groups: those of several axes that something is sent in, by name.
+    """
 
     files: tuple[str, ...]
     mesh: Mapping[str, int]
     device: str
-    link: str
+    links: Mapping[str, str]
+    groups: Mapping[str, Group]
     conversions: tuple[Converted, ...]
     inside: tuple[Inside, ...]
     hooks: tuple[Hooked, ...]
@@ -114,18 +136,18 @@ class Facts:
 def facts(plan: Plan) -> Facts:
     """Gather what there is to say about ``plan``."""
     names = Names(plan)
-    axis = plan.axis.name
     files = files_of(plan)
     used = memory(plan)
     return Facts(
         files=tuple(files.values()),
-        mesh={axis: plan.axis.n},
-        device=plan.bound.machine.device.name,
-        link=plan.bound.machine.link.name,
+        mesh=dict(plan.mesh.sizes),
+        device=plan.mesh.device.name,
+        links={axis.name: link.name for axis, link in zip(plan.mesh.axes, plan.mesh.links, strict=True)},
+        groups=_groups(plan),
         conversions=tuple(_conversions(plan, names, files)),
         inside=tuple(_inside(plan, names)),
         hooks=tuple(_hooks(plan, names, files)),
-        params={p.name: {axis: names.placement(p.value, plan.produced[p.value])} for p in plan.graph.parameters},
+        params={p.name: names.placements(p.value, plan.produced[p.value]) for p in plan.graph.parameters},
         values=_values(plan, names),
         outputs=_outputs(plan, names),
         totals=_totals(plan),
@@ -171,23 +193,23 @@ def _note(note: Diagnostic, files: Mapping[str, str]) -> str:
 def _conversions(plan: Plan, names: Names, files: Mapping[str, str]) -> Iterable[Converted]:
     hooked = {hook.parameter.value for hook in plan.hooks}
     for step in plan.steps:
-        if step.value in hooked and _is_hook(step):
+        if step.value in hooked and step.sums_gradient:
             continue  # the hook says it
         yield _converted(plan, names, step, files)
-
-
-def _is_hook(step: Step) -> bool:
-    return step.source.type == I and step.target.type == R
 
 
 def _converted(plan: Plan, names: Names, step: Step, files: Mapping[str, str]) -> Converted:
     producer = names.producers.get(step.value)
     stacks = [names.stack(user) for user in step.consumers]
     users = [user for user in step.consumers if user is not producer]
-    uses = [names.order[user] for user in step.consumers if isinstance(user, Node)] or [len(names.order)]
+    ops = sorted(names.order[user] for user in step.consumers if isinstance(user, Node))
     # A `value` line that converts what an op gives is carried out by that op's side: its producer is its consumer.
-    leaving = producer is not None and (step.source.type.kind is Kind.P or producer in step.consumers)
-    actions = (step.conversion.forward, step.conversion.backward) if plan.axis.n > 1 else (Action.NONE, Action.NONE)
+    leaving = producer is not None and (step.conversion.source is Kind.P or producer in step.consumers)
+    actions = (
+        (step.conversion.forward, step.conversion.backward)
+        if plan.mesh.ranks(step.axes) > 1
+        else (Action.NONE, Action.NONE)
+    )
     return Converted(
         value=names.value(step.value),
         home=common([names.stack(producer)]),
@@ -196,63 +218,77 @@ def _converted(plan: Plan, names: Names, step: Step, files: Mapping[str, str]) -
         users=tuple(map(names.user, users)),
         user_modules=tuple(common([names.stack(user)]) for user in users),
         axis=step.axis,
-        source=names.placement(step.value, step.source.type),
-        target=names.placement(step.value, step.target.type),
-        source_type=step.source.type.kind,
-        target_type=step.target.type.kind,
+        axes=names.axes(step.axes),
+        source=names.placement(step.value, step.source.type[step.axes[0]]),
+        target=names.placement(step.value, step.target.type[step.axes[0]]),
+        source_type=step.conversion.source,
+        target_type=step.conversion.target,
         forward=visible(actions[0]),
         backward=visible(actions[1]),
         nbytes=step.nbytes,
         cause=told_causes(step.cause, files),
-        position=(names.order[producer], 1) if leaving and producer is not None else (min(uses), 0),
+        position=(names.order[producer], 1)
+        if leaving and producer is not None
+        else (min(ops, default=len(names.order)), 0),
         times=step.times,
+        again=step.again,
+        kept_by=tuple(ops[-1 - index % len(ops)] for index in range(step.again)),
+        stored=step.source.type[step.axes[0]].stored,
     )
 
 
 def _inside(plan: Plan, names: Names) -> Iterable[Inside]:
-    if plan.axis.n == 1:
-        return
-    for node, strategy in plan.strategies.items():
-        if strategy.collectives:
+    for node, launched in plan.inside.items():
+        for axes in dict.fromkeys(one.axes for one in launched):
+            if plan.mesh.ranks(axes) == 1:
+                continue
+            own = [(one.collective, one.nbytes) for one in launched if one.axes == axes]
             yield Inside(
                 op=operation(node),
                 module=common([node.stack]),
-                name=strategy.implementation,
-                axis=plan.axis.name,
-                launches=tuple((c.phase, c.action.value, c.nbytes) for c in strategy.collectives),
+                name=plan.strategies[node].parts[axes[0]].implementation,
+                axis=plan.mesh.name(axes),
+                axes=names.axes(axes),
+                launches=tuple((c.phase, c.action.value, nbytes) for c, nbytes in own),
                 position=(names.order[node], 1),
             )
 
 
 def _hooks(plan: Plan, names: Names, files: Mapping[str, str]) -> Iterable[Hooked]:
-    by_parameter: dict[Parameter, list[Hook]] = {}
+    meets = _meetings(plan, names)
+    times = {(step.value, step.axes): step.times[1] for step in plan.steps if step.sums_gradient}
     for hook in plan.hooks:
-        by_parameter.setdefault(hook.parameter, []).append(hook)
-    meets = _meetings(plan, names, {p.value for p in by_parameter})
-    times = {step.value: step.times[1] for step in plan.steps if _is_hook(step)}
-    for parameter, found in by_parameter.items():
+        value = hook.parameter.value
+        met = (meets.get((value, axis), {}) for axis in hook.axes)
+        several = len(hook.axes) > 1
         yield Hooked(
-            parameter=parameter.name,
-            axes=tuple(hook.axis for hook in found),
-            nbytes=found[0].nbytes,
-            meets=tuple(meets.get(parameter.value, {})),
-            cause=told_causes(dict.fromkeys(cause for hook in found for cause in hook.cause), files),
-            dtype=str(parameter.value.dtype),
-            time=times[parameter.value],
+            parameter=hook.parameter.name,
+            axis=hook.axis,
+            axes=names.axes(hook.axes),
+            nbytes=hook.nbytes,
+            meets=tuple(
+                f"{placement} @ {plan.mesh.axes[axis].name}" if several else placement
+                for axis, found in zip(hook.axes, met, strict=True)
+                for placement in found
+            ),
+            cause=told_causes(hook.cause, files),
+            dtype=str(value.dtype),
+            time=times[value, hook.axes],
         )
 
 
-def _meetings(plan: Plan, names: Names, parameters: set[Value]) -> dict[Value, dict[str, None]]:
-    """What makes the ranks' gradients differ: the sharded and partial values that a parameter is used with."""
-    found: dict[Value, dict[str, None]] = {}
+def _meetings(plan: Plan, names: Names) -> dict[tuple[Value, int], dict[str, None]]:
+    """By parameter and axis what makes the ranks' gradients differ: sharded and partial values it is used with."""
+    parameters = {hook.parameter.value for hook in plan.hooks}
+    found: dict[tuple[Value, int], dict[str, None]] = {}
     for (user, _), version in plan.uses.items():
         if version.value not in parameters or not isinstance(user, Node):
             continue
         strategy = plan.strategies[user]
         sides = (*zip(user.operands, strategy.operands, strict=True), *zip(user.results, strategy.results, strict=True))
-        for value, kind in sides:
+        for value, axis, kind in ((value, axis, kind) for value, joint in sides for axis, kind in enumerate(joint)):
             if value is not version.value and kind.kind in (Kind.S, Kind.P):
-                found.setdefault(version.value, {})[names.placement(value, kind)] = None
+                found.setdefault((version.value, axis), {})[names.placement(value, kind)] = None
     return found
 
 
@@ -266,19 +302,32 @@ def _values(plan: Plan, names: Names) -> dict[str, dict[str, str]]:
                 value = returned[0]
                 kind = placed.get(value, plan.produced[value])
                 name = path if not index else f"{path}@{index}"
-                result[name] = {plan.axis.name: names.placement(value, kind)}
+                result[name] = names.placements(value, kind)
     return result
 
 
 def _outputs(plan: Plan, names: Names) -> dict[str, dict[str, str]]:
     uses = {user: version for (user, _), version in plan.uses.items() if isinstance(user, Output)}
-    return {user.name: {plan.axis.name: names.placement(v.value, v.type)} for user, v in uses.items()}
+    return {user.name: names.placements(v.value, v.type) for user, v in uses.items()}
 
 
 def _totals(plan: Plan) -> dict[str, dict[str, dict[str, tuple[int, int]]]]:
-    totals: dict[str, dict[str, dict[str, tuple[int, int]]]] = {plan.axis.name: {"forward": {}, "backward": {}}}
+    totals: dict[str, dict[str, dict[str, tuple[int, int]]]] = {
+        axis.name: {"forward": {}, "backward": {}} for axis in plan.mesh.axes
+    }
     for launch in plan.launches():
-        actions = totals[launch.axis][launch.phase]
+        actions = totals.setdefault(launch.axis, {"forward": {}, "backward": {}})[launch.phase]
         count, nbytes = actions.get(launch.action.value, (0, 0))
         actions[launch.action.value] = (count + 1, nbytes + launch.nbytes)
     return totals
+
+
+def _groups(plan: Plan) -> dict[str, Group]:
+    axes = [axis.name for axis in plan.mesh.axes]
+    launched = {launch.axis for launch in plan.launches()}
+    found: dict[str, Group] = {}
+    for group in plan.mesh.groups:
+        machine = plan.mesh.machine(group)
+        if plan.mesh.name(group) in launched:
+            found[plan.mesh.name(group)] = Group(tuple(axes[i] for i in group), machine.n, machine.link.name)
+    return found

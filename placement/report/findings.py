@@ -36,7 +36,7 @@ def _no_sums(plan: Plan) -> Iterator[Diagnostic]:
         if output.value is not None and pin is not None:
             pins.append((output.value, pin, f"output '{output.name}'"))
     for value, pin, what in pins:
-        if pin.types == (P,) and plan.produced[value] != P:
+        if any(k == (P,) and made != P for k, made in zip(pin.kinds, plan.produced[value], strict=True)):
             text = f"{what} is no sum over ranks: one rank keeps it and the others hold zeros"
             hint = "Partial is what a product leaves whose summed dim is sharded; write Replicate or Shard(DIM)"
             yield Diagnostic("PLC205", text, pin.span, hint, severity="warning")

@@ -13,17 +13,30 @@ Segments = tuple[tuple[str, ...], ...]  # a product of alternatives, segment by 
 AS_PLACED = "as placed"  # where a `value` line has a value converted at once
 OUTPUT = "output"  # the block's own
 INPUT = "input"  # what alike layers are given under different names
+USES = "their uses"  # of several parameters
+AGAIN = "gathered again"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One conversion or one collective inside an op: what it does forward and backward ('' for nothing)."""
+    """One conversion or one collective inside an op: what it does forward and backward ('' for nothing).
+
+    count: how often, as of several parameters. nbytes: of all of them.
+    """
 
     what: str
     axis: str
     forward: str
     backward: str
     nbytes: int
+    count: int = 1
+
+    @property
+    def actions(self) -> tuple[str, str]:
+        """Forward and backward for a reader: ``7 all_gather`` and ``reduce_scatter``; ``-`` for nothing."""
+        times = f"{self.count} " if self.count > 1 else ""
+        forward = f"{times}{self.forward}" if self.forward else "-"
+        return forward, (f"{times if forward == '-' else ''}{self.backward}" if self.backward else "-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +114,7 @@ def seen_from(layer: str | None, path: str) -> str:
 def _alike(layers: dict[str, list[Converted | Inside]]) -> Iterator[Block]:
     groups: dict[object, list[tuple[str, tuple[Item, ...]]]] = {}
     for layer, events in layers.items():
-        items = tuple(_item(event, layer) for event in events)
+        items = _items(events, layer)
         key = layer.rpartition(".")[0], tuple((_seen(item, layer), item.target, item.rows) for item in items)
         groups.setdefault(key, []).append((layer, items))
     for members in groups.values():
@@ -129,7 +142,49 @@ def _merged(column: Sequence[Item]) -> Item:
 
 def _outside(run: Sequence[Converted | Inside]) -> Block:
     module = ".".join(shared(place(event).split(".") for event in run))
-    return Block(module, (module,), tuple(_item(event, module) for event in run), is_layer=False)
+    return Block(module, (module,), _items(run, module), is_layer=False)
+
+
+def _items(events: Sequence[Converted | Inside], block: str) -> tuple[Item, ...]:
+    """Each where its first event is: the conversions of a value on its way to one goal, and what is gathered alike."""
+    ways: dict[object, list[Item]] = {}
+    for event in events:
+        item = _item(event, block)
+        key = (event.value, item.goal) if isinstance(event, Converted) else event
+        ways.setdefault(key, []).append(item)
+    gathers: dict[object, list[Item]] = {}
+    for way in map(_way, ways.values()):
+        stored = any(isinstance(member, Converted) and member.stored for member in way.members)
+        key = tuple(replace(row, nbytes=0) for row in way.rows) if stored else way.members
+        gathers.setdefault(key, []).append(way)
+    return tuple(item for alike in gathers.values() for item in _gathered(alike))
+
+
+def _way(items: Sequence[Item]) -> Item:
+    """One after the other, as one item."""
+    return replace(
+        items[0],
+        rows=tuple(row for item in items for row in item.rows),
+        launches=tuple(launch for item in items for launch in item.launches),
+        cause=tuple(dict.fromkeys(cause for item in items for cause in item.cause)),
+        members=tuple(member for item in items for member in item.members),
+    )
+
+
+def _gathered(items: Sequence[Item]) -> Iterator[Item]:
+    """Parameters that are kept and gathered alike, as few patterns as there are."""
+    if len(items) == 1:
+        yield items[0]
+        return
+    for pattern in _patterns([item.source for item in items], 50):
+        alike = [item for item in items if _matches(pattern, item.source)]
+        if len(alike) == 1:
+            yield alike[0]
+            continue
+        whole, name = _way(alike), show(pattern)
+        columns = zip(*(item.rows for item in alike), strict=True)
+        rows = tuple(replace(c[0], nbytes=sum(r.nbytes for r in c), count=sum(r.count for r in c)) for c in columns)
+        yield replace(whole, source=name, target=USES, goal=f"uses of {name}", rows=rows)
 
 
 def _item(event: Converted | Inside, block: str) -> Item:
@@ -141,12 +196,15 @@ def _item(event: Converted | Inside, block: str) -> Item:
         )
         return Item(name, "", "", rows, event.launches, (), (event,))
     forward, backward = ("" if action == "none" else action for action in (event.forward, event.backward))
-    row = Row(_arrow(event), event.axis, forward, backward, event.nbytes)
+    rows = [Row(arrow(event), event.axis, forward, backward, event.nbytes)]
+    if event.again:
+        rows.append(Row(AGAIN, event.axis, "", forward, event.again * event.nbytes, event.again))
     target, goal = _target(event, block)
-    return Item(relative(event.value, block) or OUTPUT, target, goal, (row,), event.launches, event.cause, (event,))
+    name = relative(event.value, block) or OUTPUT
+    return Item(name, target, goal, tuple(rows), event.launches, event.cause, (event,))
 
 
-def _arrow(event: Converted) -> str:
+def arrow(event: Converted) -> str:
     """``Shard(seq) -> Replicate``; between the two kinds of Replicate the one is told from the other."""
     source, target = event.source, event.target
     if source == target:

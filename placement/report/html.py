@@ -6,6 +6,7 @@ from pathlib import Path
 
 from placement.report.facts import facts
 from placement.report.fold import blocks, causes, layer_sums, summed
+from placement.report.names import told
 from placement.report.text import proof
 from placement.report.units import plural, show_bytes, show_time
 from placement.solver.plan import Plan
@@ -32,7 +33,7 @@ def _render(plan: Plan, template: str) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(bytes=show_bytes, time=show_time, causes=causes)
+    environment.filters.update(bytes=show_bytes, time=show_time, causes=causes, told=told)
     found = facts(plan)
     return environment.get_template(template).render(
         facts=found, blocks=blocks(found), hooks=summed(found), sums=layer_sums, proof=proof(found), plural=plural

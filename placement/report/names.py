@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from placement.graph.ir import Call, Node, Output, Parameter, Value, op_name
 from placement.solver.bind import parameter_dims
-from placement.types import Action, Kind, Type
+from placement.types import Action, Joint, Kind, Type
 
 if TYPE_CHECKING:
     from placement.graph.factors import Factors
@@ -25,6 +25,7 @@ class Names:
     def __init__(self, plan: Plan) -> None:
         graph = plan.graph
         self._dims = plan.bound.dims
+        self._axes = plan.mesh.axes
         self._modules = graph.modules
         self.parameters: dict[Value, Parameter] = {p.value: p for p in graph.parameters}
         self.producers: dict[Value, Node] = {v: node for node in graph.nodes for v in node.results}
@@ -47,11 +48,25 @@ class Names:
         """``module.op`` of a node, ``output NAME`` of an output."""
         return self._ops[user] if isinstance(user, Node) else f"output {user.name}"
 
+    def placements(self, value: Value, joint: Joint) -> dict[str, str]:
+        """The placement on each axis of the mesh."""
+        return {axis.name: self.placement(value, kind) for axis, kind in zip(self._axes, joint, strict=True)}
+
+    def axes(self, axes: Iterable[int]) -> tuple[str, ...]:
+        """The names of the axes at these positions of the mesh."""
+        return tuple(self._axes[index].name for index in axes)
+
     def placement(self, value: Value, kind: Type) -> str:
-        """The type as users write it: ``Replicate``, ``Partial``, ``Shard(seq)``, ``Shard(out)``, ``Shard(2)``."""
+        """The type as users write it: ``Replicate``, ``Partial``, ``Shard(seq)``, ``Shard(2)``, ``stored Shard(0)``."""
         if kind.kind is Kind.P:
             return "Partial"
-        return f"Shard({self._dim(value, kind)})" if kind.kind is Kind.S else "Replicate"
+        if kind.kind is not Kind.S:
+            return "Replicate"
+        if kind.stored:
+            place = self._dims.locate(value, cast("Factors", kind.over))
+            assert place is not None
+            return f"stored Shard({place[0]})"  # of a whole dim, which a parameter's shape shows
+        return f"Shard({self._dim(value, kind)})"
 
     def stack(self, user: Node | Output | None) -> Stack:
         """The module calls around a node; none around an output or what no op makes."""
@@ -112,6 +127,13 @@ def shared(sequences: Iterable[Sequence[_T]]) -> list[_T]:
     """What all sequences start with."""
     columns = zip(*sequences, strict=False)
     return [column[0] for column in takewhile(lambda column: len(set(column)) == 1, columns)]
+
+
+def told(placed: Mapping[str, str]) -> str:
+    """``Shard(batch) @ dp, Shard(vocab) @ tp``: without the axis where there is one, without those replicated."""
+    if len(placed) == 1:
+        return next(iter(placed.values()))
+    return ", ".join(f"{p} @ {axis}" for axis, p in placed.items() if p != "Replicate") or "Replicate"
 
 
 def join(module: str, name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,7 +23,15 @@ class Page:
         """Which spec, on which mesh, priced for which device and link."""
         mesh = ", ".join(f"{axis} = {n}" for axis, n in found.mesh.items())
         left = f"{' '.join(found.files) or 'plan'} on mesh {mesh}"
-        yield from self.sides(left, f"device {found.device}, link {found.link}", "bold")
+        yield from self.sides(left, f"device {found.device}, {_links(found)}", "bold")
+
+    def groups(self, found: Facts, used: Collection[str]) -> Iterator[str]:
+        """Of which axes the groups are that are ``used``."""
+        for name, group in found.groups.items():
+            over = f", link {group.link}" if len(set(found.links.values())) > 1 else ""
+            if name in used:
+                axes = f"{', '.join(group.axes[:-1])} and {group.axes[-1]}"
+                yield self.paint(self.shorten(f"{name} is {axes} together, {group.ranks} ranks{over}"), "dim")
 
     def sides(self, left: str, right: str, left_style: str = "", right_style: str = "") -> Iterator[str]:
         """One text at the left margin and one at the right; on two lines where they do not fit one."""
@@ -63,3 +71,10 @@ class Page:
     def paint(self, text: str, style: str) -> str:
         """``text`` in a style, '' for none, where the page has colours."""
         return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if self.color and style and text.strip() else text
+
+
+def _links(found: Facts) -> str:
+    """``link nvlink``, or ``dp over ib, tp over nvlink``."""
+    if len(set(found.links.values())) == 1:
+        return f"link {next(iter(found.links.values()))}"
+    return ", ".join(f"{axis} over {link}" for axis, link in found.links.items())

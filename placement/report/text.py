@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from placement.report.facts import Facts, facts
-from placement.report.fold import Block, Item, Row, blocks, causes, layer_sums, order, patterns, summed
+from placement.report.fold import Block, Item, Row, Summed, blocks, causes, layer_sums, order, patterns, summed
+from placement.report.names import told
 from placement.report.page import Page
 from placement.report.units import plural, show_bytes, show_time
 
@@ -45,6 +46,7 @@ class _Page(Page):
 
     def header(self) -> Iterator[str]:
         yield from self.heading(self.facts)
+        yield from self.groups(self.facts, self.facts.groups)
         if not self.blocks:
             yield ""
             yield "nothing is sent between modules"
@@ -79,19 +81,28 @@ class _Page(Page):
         yield from self.arrow(item.source, item.target, causes(item.cause))
         for row in item.rows:
             sent = show_bytes(row.nbytes) if row.forward or row.backward else ""
-            yield from self.row(_what(row), row.forward or "-", sent, row.backward or "-")
+            forward, backward = row.actions
+            yield from self.row(_what(row), forward, sent, backward)
 
     def hooks(self) -> Iterator[str]:
-        hooks = self.facts.hooks
-        if not hooks:
-            return
-        axes = ", ".join(dict.fromkeys(axis for hook in hooks for axis in hook.axes))
-        flat: dict[str, int] = {}  # one reduction for each dtype
-        for hook in hooks:
-            flat[hook.dtype] = flat.get(hook.dtype, 0) + hook.nbytes
-        sent = f"{len(flat)} all_reduce {show_bytes(sum(flat.values()))}" if max(self.facts.mesh.values()) > 1 else ""
-        yield from self.sides(f"Gradients of {plural(len(hooks), 'parameter')} summed over {axes}", sent, "bold", "dim")
+        """A section for each axis or group that gradients are summed over."""
+        groups: dict[str, list[Summed]] = {}
         for group in summed(self.facts, self.width - 16):
+            groups.setdefault(group.members[0].axis, []).append(group)
+        sections = ["\n".join(self.summed(axis, found)) for axis, found in groups.items()]
+        yield from "\n\n".join(sections).splitlines()
+
+    def summed(self, axis: str, groups: Sequence[Summed]) -> Iterator[str]:
+        members = [hook for group in groups for hook in group.members]
+        flat: dict[str, int] = {}  # one reduction for each dtype
+        for hook in members:
+            flat[hook.dtype] = flat.get(hook.dtype, 0) + hook.nbytes
+        ranks = max(self.facts.mesh[name] for name in members[0].axes)
+        sent = f"{len(flat)} all_reduce {show_bytes(sum(flat.values()))}" if ranks > 1 else ""
+        yield from self.sides(
+            f"Gradients of {plural(len(members), 'parameter')} summed over {axis}", sent, "bold", "dim"
+        )
+        for group in groups:
             first, count = group.members[0], len(group.members)
             yield from self.sides(f"  {group.pattern}", causes(group.cause), right_style="dim")
             each = f"{count} x {show_bytes(first.nbytes)}" if count > 1 else show_bytes(first.nbytes)
@@ -102,21 +113,25 @@ class _Page(Page):
 
     def totals(self) -> Iterator[str]:
         yield from self.sides("One step", "launches      bytes", "bold", "dim")
+        column = max(len(axis) for axis in self.facts.totals) + len(" backward ")
         for axis, phases in self.facts.totals.items():
             for phase, actions in phases.items():
                 label = f"{axis} {phase}"
                 for action in sorted(actions, key=order):
                     count, nbytes = actions[action]
-                    yield from self.sides(f"  {label:<16}{action}", f"{count:>8} {show_bytes(nbytes):>10}")
+                    yield from self.sides(
+                        f"  {label:<{max(column, 16)}}{action}", f"{count:>8} {show_bytes(nbytes):>10}"
+                    )
                     label = ""
                 if not actions:
-                    yield f"  {label:<16}nothing"
+                    yield f"  {label:<{max(column, 16)}}nothing"
 
     def parameters(self) -> Iterator[str]:
         yield self.paint("Parameters, as they are used", "bold")
         groups: dict[str, list[str]] = {}
         for name, placed in self.facts.params.items():
-            groups.setdefault(", ".join(f"{p} @ {axis}" for axis, p in placed.items()), []).append(name)
+            key = told(placed) if len(placed) > 1 else ", ".join(f"{p} @ {axis}" for axis, p in placed.items())
+            groups.setdefault(key, []).append(name)
         for placed, names in groups.items():
             for pattern in patterns(names, self.width - 20):
                 yield from self.sides(f"  {pattern}", placed)
@@ -124,7 +139,7 @@ class _Page(Page):
     def costs(self, *, verbose: bool) -> Iterator[str]:
         found = self.facts
         if found.outputs:
-            outputs = [f"{name} {', '.join(placed.values())}" for name, placed in found.outputs.items()]
+            outputs = [f"{name} {told(placed)}" for name, placed in found.outputs.items()]
             yield from self.fill("Outputs", "; ".join(outputs))
         params, saved = show_bytes(found.params_bytes), show_bytes(found.saved_bytes)
         yield from self.fill("Memory", f"{params} of parameters, {saved} kept for backward, on one rank")

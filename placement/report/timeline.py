@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from placement.report.data import FORMAT_VERSION
 from placement.report.facts import Converted, Facts, facts
-from placement.report.fold import layer_of, patterns
+from placement.report.fold import AGAIN, arrow, layer_of, patterns
 from placement.report.names import Names, common, relative
 from placement.report.page import Page
 from placement.report.units import plural, show_time
@@ -97,25 +97,30 @@ def _ops(plan: Plan, names: Names) -> Iterator[tuple[_Place, Event]]:
 
 def _inside(plan: Plan, node: Node, name: str, module: str, place: int) -> Iterator[tuple[_Place, Event]]:
     strategy = plan.strategies[node]
-    for index, sent in enumerate(strategy.collectives):
-        order = index if sent.phase == FORWARD else -index  # backward they run as they are listed, too
-        duration = plan.bound.machine.collective(sent.action, sent.nbytes)
-        what = f"by {strategy.implementation}"
-        sender = plan.axis.name, sent.nbytes, duration
-        event = Event(name, module, sent.phase, COMMUNICATION, what, sent.action.value, *sender)
+    for index, sent in enumerate(plan.inside.get(node, ())):
+        action, phase = sent.collective.action, sent.collective.phase
+        order = index if phase == FORWARD else -index  # backward they run as they are listed, too
+        duration = plan.mesh.machine(sent.axes).collective(action, sent.nbytes)
+        what = f"by {strategy.parts[sent.axes[0]].implementation}"
+        sender = plan.mesh.name(sent.axes), sent.nbytes, duration
+        event = Event(name, module, phase, COMMUNICATION, what, action.value, *sender)
         yield (place, 2, order), event
 
 
 def _conversions(found: Facts) -> Iterator[tuple[_Place, Event]]:
+    """Each where it is done; what is gathered again, right before the op that needs it in the backward."""
     for index, made in enumerate(found.conversions):
         place, side = made.position
-        actions = zip((FORWARD, BACKWARD), (made.forward, made.backward), made.times, strict=True)
-        for phase, action, duration in actions:
+        again = made.times[0] * made.again
+        durations = made.times[0], made.times[1] - again
+        for phase, action, duration in zip((FORWARD, BACKWARD), (made.forward, made.backward), durations, strict=True):
             yield (place, 3 * side, index), _converted(made, phase, action, duration)
+        for op in made.kept_by:
+            yield (op, 2, 1 + index), _converted(made, BACKWARD, made.forward, made.times[0], AGAIN)
 
 
-def _converted(made: Converted, phase: str, action: str, duration: int) -> Event:
-    what = f"{made.source} -> {made.target}"
+def _converted(made: Converted, phase: str, action: str, duration: int, what: str = "") -> Event:
+    what = what or arrow(made)
     named = ZEROS if Action(action) is Action.NONE else action
     nbytes = made.nbytes if Action(action).communicates else 0
     return Event(made.value, made.place, phase, COMMUNICATION, what, named, made.axis, nbytes, duration)
@@ -123,14 +128,14 @@ def _converted(made: Converted, phase: str, action: str, duration: int) -> Event
 
 def _gradients(found: Facts) -> Iterator[Event]:
     """One flat reduction for each dtype and the axes it goes over."""
-    flat: dict[tuple[str, tuple[str, ...]], tuple[int, int, int]] = {}
+    flat: dict[tuple[str, str], tuple[int, int, int]] = {}
     for hook in found.hooks:
-        key = hook.dtype.removeprefix("torch."), hook.axes
+        key = hook.dtype.removeprefix("torch."), hook.axis
         count, nbytes, time = flat.get(key, (0, 0, 0))
         flat[key] = count + 1, nbytes + hook.nbytes, time + hook.time
-    for (dtype, axes), (count, nbytes, time) in flat.items():
+    for (dtype, axis), (count, nbytes, time) in flat.items():
         what, action = f"{plural(count, 'parameter')} of {dtype}", Action.ALL_REDUCE.value
-        yield Event("gradients", GRADIENTS, BACKWARD, COMMUNICATION, what, action, ", ".join(axes), nbytes, time)
+        yield Event("gradients", GRADIENTS, BACKWARD, COMMUNICATION, what, action, axis, nbytes, time)
 
 
 # -- JSON ---------------------------------------------------------------------------------------------

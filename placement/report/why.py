@@ -17,7 +17,7 @@ from placement.solver.bind import Bound, Pin, leading
 from placement.solver.build import plan as solve
 from placement.solver.causes import Causes
 from placement.solver.plan import Plan
-from placement.types import I, Kind, R, S, Type
+from placement.types import I, Joint, Kind, R, S, Type
 
 if TYPE_CHECKING:
     from placement.lang.source import Span
@@ -26,16 +26,19 @@ MOST_SOLVES = 32
 """How many alternatives are priced for one question; each is a plan of its own."""
 
 Say = Callable[[str], None]
-_Choice = tuple[str, list[Type]]
+_Choice = tuple[int, str, list[Type]]  # on an axis, a placement, and the type of each
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """An op (or output) and the placement that it gives the value or takes it in; ``type`` tells I from R."""
+    """An op (or output) and the placement that it gives the value or takes it in.
+
+    ``type`` tells I from R; of several axes ``S, R``.
+    """
 
     name: str
     placement: str
-    type: Kind
+    type: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,7 @@ class Found:
     kind: str
     names: tuple[str, ...]
     placement: Mapping[str, str]
-    type: Kind
+    type: str
     made: str
     statement: tuple[str, str] | None
     rule: str
@@ -122,7 +125,7 @@ class _Answer:
         self.files = files_of(plan)
         self.causes = Causes(plan.bound)
         self.placed = {s.value: s.target.type for s in plan.steps if s.source.stage == 0 and s.target.stage == 1}
-        self.users: dict[Value, list[tuple[Node | Output, Type]]] = {}
+        self.users: dict[Value, list[tuple[Node | Output, Joint]]] = {}
         for (user, _), version in plan.uses.items():
             self.users.setdefault(version.value, []).append((user, version.type))
 
@@ -156,9 +159,9 @@ class _Answer:
         return Found(
             kind=subject.kind,
             names=(subject.name,),
-            placement={self.plan.axis.name: self.word(subject, kind)},
-            type=kind.kind,
-            made=self.word(subject, made) if converted_at_once else "",
+            placement=self.words(subject, kind),
+            type=self.kinds(kind),
+            made=self.said(subject, made) if converted_at_once else "",
             statement=self.statement(pin) if pin is not None and pin.span is not None else None,
             rule=_FREE_OUTPUT if subject.output and pin is None else _RULES[subject.kind],
             follows=told_causes(self.causes.around(value, [user for user, _ in users]), self.files),
@@ -175,7 +178,7 @@ class _Answer:
             return bound.outputs[subject.output]
         return {**bound.inputs, **bound.parameters, **bound.values}.get(subject.value)
 
-    def current(self, subject: Subject) -> Type:
+    def current(self, subject: Subject) -> Joint:
         if subject.output is not None:
             return self.plan.uses[subject.output, 0].type
         return self.placed.get(subject.value, self.plan.produced[subject.value])
@@ -184,8 +187,22 @@ class _Answer:
         (cause,) = told_causes([pin.cause], self.files)
         return cause, "" if pin.span is None else _line(self.sources, pin.span)
 
-    def neighbour(self, subject: Subject, user: Node | Output, kind: Type) -> Neighbour:
-        return Neighbour(self.names.user(user), self.word(subject, kind), kind.kind)
+    def neighbour(self, subject: Subject, user: Node | Output, kind: Joint) -> Neighbour:
+        return Neighbour(self.names.user(user), self.said(subject, kind), self.kinds(kind))
+
+    def words(self, subject: Subject, joint: Joint) -> dict[str, str]:
+        """The placement by axis."""
+        axes = self.plan.mesh.axes
+        return {axis.name: self.word(subject, kind) for axis, kind in zip(axes, joint, strict=True)}
+
+    def said(self, subject: Subject, joint: Joint) -> str:
+        """The placement on one axis, or ``Shard(batch) @ dp, Replicate @ tp``."""
+        words = self.words(subject, joint)
+        return next(iter(words.values())) if len(words) == 1 else ", ".join(f"{w} @ {a}" for a, w in words.items())
+
+    def kinds(self, joint: Joint) -> str:
+        """The kind of type on one axis, or ``S, R``."""
+        return ", ".join(kind.kind.value for kind in joint)
 
     def word(self, subject: Subject, kind: Type) -> str:
         """As users write it; ``Invariant`` where both kinds of Replicate may occur."""
@@ -196,19 +213,23 @@ class _Answer:
 
     def choices(self, group: Sequence[Subject]) -> list[_Choice]:
         """The placements that all of the group could have and do not, each with the type of every member."""
+        return [choice for axis in range(len(self.plan.mesh.axes)) for choice in self._choices(group, axis)]
+
+    def _choices(self, group: Sequence[Subject], axis: int) -> Iterator[_Choice]:
         offered: list[dict[str, Type]] = []
         for subject in group:
             here: dict[str, Type] = {}
-            for kind in self.types(subject):
+            for kind in self.types(subject, axis):
                 here.setdefault(self.word(subject, kind), kind)
             offered.append(here)
-        now = self.word(group[0], self.current(group[0]))
-        words = [word for word in offered[0] if word != now and all(word in here for here in offered)]
-        return [(word, [here[word] for here in offered]) for word in words]
+        now = self.word(group[0], self.current(group[0])[axis])
+        for word in offered[0]:
+            if word != now and all(word in here for here in offered):
+                yield axis, word, [here[word] for here in offered]
 
-    def types(self, subject: Subject) -> Iterator[Type]:
+    def types(self, subject: Subject, axis: int) -> Iterator[Type]:
         """What a statement may say of a parameter, input or output; for any other value what the algebra has."""
-        value, context = subject.value, self.plan.bound.context
+        value, context = subject.value, self.plan.bound.contexts[axis]
         if subject.kind == "value":
             yield from context.types(value)
         elif subject.kind == "output":
@@ -219,6 +240,17 @@ class _Answer:
                 run = leading(context, factors) if factors else None
                 if run is not None and self.plan.bound.dims.locate(value, run) is not None:
                     yield S(*run)
+            if subject.kind == "parameter":
+                yield from self.stored(subject, axis)
+
+    def stored(self, subject: Subject, axis: int) -> Iterator[Type]:
+        """Blocks of the first dim, where the parameter has one that all axes together divide."""
+        bound, now = self.plan.bound, self.current(subject)
+        (first, *_) = bound.dims.of(subject.value) or ((),)
+        if first and bound.dims.locate(subject.value, first) and now[axis].kind in (Kind.I, Kind.R):
+            blocks = Type(Kind.S, first, stored=True)
+            if self.plan.mesh.fits(now.replaced((axis,), blocks), bound.hints):
+                yield blocks
 
 
 class _Pricing:
@@ -232,18 +264,18 @@ class _Pricing:
         """Each placement offered, or None where that would be more than may be solved."""
         if self.solved + len(offered) > self.most:
             return None
-        return tuple(self.alternative(group, word, kinds) for word, kinds in offered)
+        return tuple(self.alternative(group, *choice) for choice in offered)
 
-    def alternative(self, group: Sequence[Subject], word: str, kinds: Sequence[Type]) -> Alternative:
+    def alternative(self, group: Sequence[Subject], axis: int, word: str, kinds: Sequence[Type]) -> Alternative:
         self.solved += 1
         self.answer.say(f"pricing alternative {self.solved} of {self.most}")
-        plain = Alternative(self.plan.axis.name, word, kinds[0].kind)
+        plain = Alternative(self.plan.mesh.axes[axis].name, word, kinds[0].kind)
         try:
-            other = solve(_pinned(self.plan.bound, zip(group, kinds, strict=True)))
+            other = solve(_pinned(self.plan.bound, axis, zip(group, kinds, strict=True)))
         except PlacementError as error:
             return dataclasses.replace(plain, obstacle=error.diagnostics[0].message)
         old, first = self.plan, group[0]
-        made = other.produced[first.value]
+        made = other.produced[first.value][axis]
         (sent, count), (sent_now, count_now) = _launched(other), _launched(old)
         time, compute = other.cost[0] - old.cost[0], other.compute - old.compute
         return dataclasses.replace(
@@ -265,8 +297,8 @@ def _launched(plan: Plan) -> tuple[int, int]:
     return sum(launch.nbytes for launch in launches), len(launches)
 
 
-def _pinned(bound: Bound, pins: Iterable[tuple[Subject, Type]]) -> Bound:
-    """What the spec would say if statements placed the subjects so."""
+def _pinned(bound: Bound, axis: int, pins: Iterable[tuple[Subject, Type]]) -> Bound:
+    """What the spec would say if statements placed the subjects so on the axis."""
     changed: dict[str, dict[Any, Pin | None]] = {
         "inputs": dict(bound.inputs),
         "parameters": dict(bound.parameters),
@@ -275,7 +307,11 @@ def _pinned(bound: Bound, pins: Iterable[tuple[Subject, Type]]) -> Bound:
     }
     for subject, kind in pins:
         where = "parameters" if subject.kind == "buffer" else f"{subject.kind}s"
-        changed[where][subject.output or subject.value] = Pin((kind,))
+        key: Any = subject.output or subject.value
+        old = changed[where].get(key)
+        kinds = list(old.kinds if old else [None] * len(bound.mesh.axes))
+        kinds[axis] = (kind,)
+        changed[where][key] = Pin(tuple(kinds))
     changes: dict[str, Any] = changed
     return dataclasses.replace(bound, **changes)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from placement.report.data import FORMAT_VERSION
 from placement.report.facts import Converted, Hooked
-from placement.report.fold import causes, patterns
+from placement.report.fold import AGAIN, arrow, causes, patterns
 from placement.report.page import Page
 from placement.report.units import show_bytes, show_time, signed
 from placement.report.why import Alternative, Found, Neighbour, Why
@@ -30,7 +30,7 @@ def _found(found: Found) -> dict[str, Any]:
         "kind": found.kind,
         "names": list(found.names),
         "placement": dict(found.placement),
-        "type": found.type.value,
+        "type": found.type,
         "made": found.made or None,
         "statement": statement,
         "rule": None if statement else found.rule,
@@ -48,7 +48,7 @@ def _hook(hook: Hooked) -> dict[str, Any]:
 
 
 def _neighbour(near_by: Neighbour) -> dict[str, Any]:
-    return {"name": near_by.name, "placement": near_by.placement, "type": near_by.type.value}
+    return {"name": near_by.name, "placement": near_by.placement, "type": near_by.type}
 
 
 def _conversion(made: Converted) -> dict[str, Any]:
@@ -59,6 +59,7 @@ def _conversion(made: Converted) -> dict[str, Any]:
         "forward": made.forward,
         "backward": made.backward,
         "bytes": made.nbytes,
+        "again": made.again,
         "time": sum(made.times),
         "users": list(made.users),
         "cause": list(made.cause),
@@ -101,6 +102,8 @@ class _Page(Page):
 
     def text(self) -> str:
         lines = list(self.heading(self.answer.facts))
+        hooks = [found.hook.axis for found in self.answer.found if found.hook]
+        lines += self.groups(self.answer.facts, [*hooks, *(c.axis for f in self.answer.found for c in f.conversions)])
         for found in self.answer.found:
             lines += ["", *self.found(found)]
         return "\n".join(lines) + "\n"
@@ -122,7 +125,7 @@ class _Page(Page):
             yield from self.conversion(made)
         if found.hook is not None:
             met = f", as it meets {', '.join(found.hook.meets)}" if found.hook.meets else ""
-            yield from self.labelled("gradient", f"summed over {', '.join(found.hook.axes)} after backward{met}")
+            yield from self.labelled("gradient", f"summed over {found.hook.axis} after backward{met}")
         yield from self.alternatives(found)
 
     def because(self, found: Found) -> Iterator[str]:
@@ -144,14 +147,20 @@ class _Page(Page):
         for placement, names in by_placement.items():
             plain = [name for name in names if " " not in name]
             outputs = [name for name in names if " " in name]
-            for pattern in (*patterns(plain, self.width - self._LABEL - len(placement) - 4), *outputs):
+            room = self.width - self._LABEL - 4
+            limit = room - len(placement) if len(placement) < room // 2 else room  # else each on a line of its own
+            for pattern in (*patterns(plain, limit), *outputs):
                 yield from self.sides(f"  {label:<{self._LABEL}}{pattern}", placement)
                 label = ""
 
     def conversion(self, made: Converted) -> Iterator[str]:
         both = " | ".join("-" if action == "none" else action for action in (made.forward, made.backward))
-        arrow = f"{made.source} -> {made.target} @ {made.axis}"
-        yield from self.sides(f"  {'converted':<{self._LABEL}}{arrow}", f"{both}  {show_bytes(made.nbytes)}")
+        what = f"{arrow(made)} @ {made.axis}"
+        yield from self.sides(f"  {'converted':<{self._LABEL}}{what}", f"{both}  {show_bytes(made.nbytes)}")
+        if made.again:
+            again = f"- | {made.again if made.again > 1 else ''} {made.forward}".replace("  ", " ")
+            size = show_bytes(made.again * made.nbytes)
+            yield from self.sides(f"  {'':<{self._LABEL}}{AGAIN} @ {made.axis}", f"{again}  {size}")
 
     def labelled(self, label: str, text: str) -> Iterator[str]:
         yield from self.fill(f"  {label}", text, self._LABEL + 2)

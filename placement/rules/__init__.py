@@ -5,17 +5,19 @@ Importing this package registers the project's own rules through the same ``rule
 
 from placement.rules import attention, indexing, loss, pointwise, products, reductions, views
 from placement.rules.core import Collective, Form, Implementation, Rule, lookup, rule, signature_of
-from placement.rules.strategies import Context, Strategy, strategies
+from placement.rules.strategies import Context, JointStrategy, Strategy, joint_strategy, strategies
 
 __all__ = [
     "Collective",
     "Context",
     "Form",
     "Implementation",
+    "JointStrategy",
     "Rule",
     "Strategy",
     "attention",
     "indexing",
+    "joint_strategy",
     "lookup",
     "loss",
     "pointwise",

@@ -28,11 +28,15 @@ Code = str | Callable[[Mapping[str, str]], str]
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A launch inside an implementation: ``nbytes`` of the full value, in one direction of the step."""
+    """A launch inside an implementation: ``nbytes`` of the full value, in one direction of the step.
+
+    like: the operand that is cut, on other axes of the mesh, as what is sent is; None for what is never cut.
+    """
 
     action: Action
     nbytes: int
     phase: str  # "forward" or "backward"
+    like: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +55,17 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Implementation:
-    """A named way to compute an op. ``forms`` lists what it offers for a node; it may offer nothing."""
+    """A named way to compute an op. ``forms`` lists what it offers for a node; it may offer nothing.
+
+    On several axes of a mesh all may run it, as one group, where they cut the same run of factors, or any runs if
+    it ``counts`` only. ``joins`` names other implementations that may run on other axes at the same time: this one's
+    code gets their axes as fields of these names.
+    """
 
     name: str
     forms: Callable[[Node, Context], Iterable[Form]]
+    counts: bool = False
+    joins: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from placement.types import Action, I, P, R
 
 REDUCTIONS = ("none", "mean", "sum")
 _MEAN = REDUCTIONS.index("mean")
+_TOKENS = "over tokens"
 _COUNT = 8  # bytes of a number of tokens, or of the sum of their weights
 _SUMMED = 4  # bytes, at least, of the dtype that sums are done in
 
@@ -68,8 +69,8 @@ def _over_classes(node: Node, context: Context) -> Iterator[Form]:
     tokens = numel(target.shape, context.hints)
     sums = tokens * max(itemsize, _SUMMED) * (3 if arguments(node)["label_smoothing"] else 2)
     collectives = (
-        Collective(Action.ALL_REDUCE, tokens * itemsize, "forward"),
-        Collective(Action.ALL_REDUCE, sums, "forward"),
+        Collective(Action.ALL_REDUCE, tokens * itemsize, "forward", like=1),
+        Collective(Action.ALL_REDUCE, sums, "forward", like=1),
     )
     rest = (R,) * (len(node.operands) - 1)
     for run in context.runs(context.dims.of(logits)[at]):
@@ -103,7 +104,8 @@ def _options(args: Mapping[str, str]) -> str:
 
 def _call(name: str) -> Callable[[Mapping[str, str]], str]:
     def code(args: Mapping[str, str]) -> str:
-        return f"{name}({args['self']}, {args['target']}, {args['axis']}{args['self_cut']}{_options(args)})"
+        tokens = f", tokens={args[_TOKENS]}" if _TOKENS in args else ""
+        return f"{name}({args['self']}, {args['target']}, {args['axis']}{args['self_cut']}{_options(args)}{tokens})"
 
     return code
 
@@ -112,7 +114,10 @@ rule(
     aten.cross_entropy_loss,
     _cross_entropy,
     code=lambda args: f"F.cross_entropy({args['self']}, {args['target']}{_options(args)})",
-    implementations=(Implementation("over classes", _over_classes), Implementation("over tokens", _over_tokens)),
+    implementations=(
+        Implementation("over classes", _over_classes, joins=(_TOKENS,)),
+        Implementation(_TOKENS, _over_tokens, counts=True),
+    ),
 )
 
 
@@ -188,5 +193,5 @@ for _name in (
         getattr(aten, _name),
         _elementwise_loss,
         code=_elementwise_code(_name),
-        implementations=(Implementation("global count", _over_elements),),
+        implementations=(Implementation("global count", _over_elements, counts=True),),
     )

@@ -55,7 +55,7 @@ rule(
 rule(
     [aten.mean.default, aten.mean.dim],
     lambda node: _reduction(node, blocked=True, linear=True),
-    implementations=(Implementation("global count", _global_count),),
+    implementations=(Implementation("global count", _global_count, counts=True),),
 )
 rule(
     [

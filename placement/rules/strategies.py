@@ -18,7 +18,7 @@ from placement.graph.factors import Dims, Factors
 from placement.graph.ir import Node, Size, Value, evaluate
 from placement.graph.signature import Regrouping, Signature
 from placement.rules.core import Code, Collective, lookup
-from placement.types import I, P, R, S, Type
+from placement.types import I, Joint, P, R, S, Type
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,61 @@ class Strategy:
         return f"{', '.join(map(repr, self.operands))} -> {', '.join(map(repr, self.results))}{name}"
 
 
+@dataclass(frozen=True, slots=True)
+class JointStrategy:
+    """How an op runs on all axes of a mesh: a strategy on each.
+
+    Each axis sees the op on the blocks that the other axes leave, which is the same op. ``leading`` are the axes whose
+    implementation is the one that is called; it is told of other axes that run another.
+    """
+
+    parts: tuple[Strategy, ...]
+    operands: tuple[Joint, ...]
+    results: tuple[Joint, ...]
+    leading: tuple[int, ...] = ()
+
+    @property
+    def implementation(self) -> str:
+        """The one that is called, '' for the plain form."""
+        return self.parts[self.leading[0]].implementation if self.leading else ""
+
+    @property
+    def code(self) -> Code | None:
+        """The template of the call, None for the op's own."""
+        return self.parts[self.leading[0]].code if self.leading else None
+
+    def groups(self) -> dict[str, tuple[int, ...]]:
+        """The axes that run each implementation, together."""
+        found: dict[str, tuple[int, ...]] = {}
+        for index, part in enumerate(self.parts):
+            if part.implementation:
+                found[part.implementation] = (*found.get(part.implementation, ()), index)
+        return found
+
+    def __repr__(self) -> str:
+        return " | ".join(map(repr, self.parts))
+
+
+def joint_strategy(node: Node, parts: tuple[Strategy, ...]) -> JointStrategy | None:
+    """The strategies of all axes together, None where their implementations do not go together."""
+    operands = tuple(Joint(part.operands[i] for part in parts) for i in range(len(node.operands)))
+    results = tuple(Joint(part.results[i] for part in parts) for i in range(len(node.results)))
+    plain = JointStrategy(parts, operands, results)
+    groups = plain.groups()
+    if not groups:
+        return plain
+    found = lookup(node)
+    known = {one.name: one for one in (found.implementations if found else ())}
+    for name, axes in groups.items():
+        alike = len({parts[index].operands for index in axes}) == 1
+        if not alike and not known[name].counts:
+            return None
+    for name, axes in groups.items():
+        if all(other == name or other in known[name].joins for other in groups):
+            return JointStrategy(parts, operands, results, axes)
+    return None
+
+
 @dataclass(slots=True)
 class _Known:
     """What a context has found out: a graph asks the same few questions for every layer."""
@@ -43,6 +98,7 @@ class _Known:
     divides: dict[Size, bool] = field(default_factory=dict)
     runs: dict[Factors, tuple[Factors, ...]] = field(default_factory=dict)
     shards: dict[Factors, Type] = field(default_factory=dict)
+    strategies: dict[Node, tuple[Strategy, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,13 +112,13 @@ class Context:
     n: int
     hints: Mapping[sympy.Symbol, int]
     dynamic: frozenset[sympy.Symbol]
-    _known: _Known = field(default_factory=_Known, init=False, repr=False)
+    known: _Known = field(default_factory=_Known, init=False, repr=False)
 
     def divides(self, size: Size) -> bool:
         """Whether the axis cuts ``size`` into equal blocks of whole elements."""
         if isinstance(size, int):
             return size % self.n == 0
-        known = self._known.divides
+        known = self.known.divides
         if size not in known:
             symbol = size.is_Symbol and size in self.dynamic
             known[size] = symbol and evaluate(size, self.hints) % self.n == 0
@@ -74,7 +130,7 @@ class Context:
         A run has at least two factors and starts at one that the axis does not divide: four ranks cut
         two KV heads with two query heads each through kv_heads · group.
         """
-        known = self._known.runs
+        known = self.known.runs
         if factors not in known:
             known[factors] = tuple(self._runs(factors))
         return known[factors]
@@ -105,7 +161,7 @@ class Context:
         """The type of ``value`` cut over ``run``, None where the value has it not, or twice, or apart."""
         if self.dims.locate(value, run) is None:
             return None
-        known = self._known.shards
+        known = self.known.shards
         if run not in known:
             known[run] = S(*run)
         return known[run]
@@ -123,6 +179,13 @@ def _sums(value: Value) -> bool:
 
 def strategies(node: Node, context: Context) -> tuple[Strategy, ...]:
     """Every strategy of a node, the unsharded first, in a fixed order without repetition."""
+    known = context.known.strategies
+    if node not in known:
+        known[node] = _strategies(node, context)
+    return known[node]
+
+
+def _strategies(node: Node, context: Context) -> tuple[Strategy, ...]:
     found = lookup(node)
     operands = node.operands
     result: dict[tuple[tuple[Type, ...], tuple[Type, ...], str], Strategy] = {}

@@ -15,6 +15,7 @@ from placement.runtime.exchange import (
     replicated,
     split,
 )
+from placement.runtime.gathers import gathered
 from placement.runtime.lookup import masked_embedding
 from placement.runtime.losses import class_parallel_cross_entropy, token_parallel_cross_entropy
 from placement.runtime.means import mean
@@ -54,6 +55,7 @@ __all__ = [
     "class_parallel_cross_entropy",
     "clip_grad_norm_",
     "dropout",
+    "gathered",
     "invariant",
     "joint_exchange",
     "masked_embedding",

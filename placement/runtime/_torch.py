@@ -15,6 +15,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
+    from torch.distributed.device_mesh import DeviceMesh
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -104,3 +106,9 @@ class ThreadState:
             for mode in self.modes:
                 stack.enter_context(mode)
             yield
+
+
+def flattened(mesh: DeviceMesh, axes: tuple[str, ...]) -> DeviceMesh:
+    """Several axes of a mesh as one, ranks in row-major order: made once for a mesh, by all of its ranks."""
+    sub = mesh if axes == mesh.mesh_dim_names else mesh[axes]
+    return sub._flatten("_".join(axes))

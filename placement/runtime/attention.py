@@ -12,8 +12,7 @@ from placement.runtime.means import accumulated
 from placement.runtime.rng import dropped
 
 if TYPE_CHECKING:
-    from placement.runtime.axis import Axis
-    from placement.runtime.cuts import Cut
+    from placement.runtime.rng import Cuts
 
 
 def attention(
@@ -22,8 +21,7 @@ def attention(
     value: Tensor,
     dropout_p: float,
     mask_key: int,
-    axis: Axis | None = None,
-    cut: Cut | None = None,
+    cuts: Cuts = (),
     *,
     attn_mask: Tensor | None = None,
     is_causal: bool = False,
@@ -50,7 +48,7 @@ def attention(
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     probabilities = _softmax(scores, attn_mask)
-    return (dropped(probabilities, dropout_p, mask_key, axis, cut) @ value.to(dtype)).to(query.dtype)
+    return (dropped(probabilities, dropout_p, mask_key, cuts) @ value.to(dtype)).to(query.dtype)
 
 
 def _softmax(scores: Tensor, mask: Tensor | None) -> Tensor:

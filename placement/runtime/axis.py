@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from placement.runtime import trace
-from placement.runtime._torch import eager
+from placement.runtime._torch import eager, flattened
 from placement.runtime.cuts import Cut, block, blocks, joined, padded
 from placement.runtime.errors import MeshError, SizeError
 
@@ -78,6 +78,7 @@ class Axis(ABC):
     """The ranks of one mesh axis, seen from one of them.
 
     ``held`` lists the ranks whose tensors ``move`` takes: the own one on a mesh, all when simulated.
+    ``recorded``: whether ``record`` lists what the group does; of simulated groups those that rank 0 is in.
     ``reduce_dtype`` is the dtype in which floating-point tensors are summed (None: their own).
     """
 
@@ -90,6 +91,7 @@ class Axis(ABC):
         self.device = device
         self.reduce_dtype = reduce_dtype
         self.held: Sequence[int] = (rank,)
+        self.recorded = True
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, rank {self.rank} of {self.size})"
@@ -141,28 +143,34 @@ class Axis(ABC):
         wire = self.reduce_dtype if sums and self.reduce_dtype is not None else dtype
         sent = [_packed(step, x.to(wire), self) for x in xs]
         parts = self.size if step.kind in ("all_gather", "all_to_all") else 1
-        trace.note(step.kind, self.name, parts * sent[0].numel() * sent[0].element_size())
+        if self.recorded:
+            trace.note(step.kind, self.name, parts * sent[0].numel() * sent[0].element_size())
         return [_unpacked(step, y, self.size).to(dtype) for y in self._transport(step, sent)]
 
 
 class MeshAxis(Axis):
-    """An axis of a ``DeviceMesh``: the other ranks are other processes."""
+    """An axis of a ``DeviceMesh``, or several of them as one: the other ranks are other processes.
 
-    def __init__(self, mesh: DeviceMesh, name: str, reduce_dtype: torch.dtype | None = None) -> None:
+    The ranks of several axes count in mesh order, the last axis fastest.
+    """
+
+    def __init__(
+        self, mesh: DeviceMesh, name: str, reduce_dtype: torch.dtype | None = None, axes: tuple[str, ...] = ()
+    ) -> None:
         names = mesh.mesh_dim_names
         if names is None and mesh.ndim == 1:
-            index = 0
-        elif names is not None and name in names:
-            index = names.index(name)
-        else:
-            raise MeshError(f"the mesh has no axis {name!r}: its axes are {', '.join(names) if names else 'unnamed'}")
+            names = (name,)
+        for one in axes or (name,):
+            if names is None or one not in names:
+                known = ", ".join(names) if names else "unnamed"
+                raise MeshError(f"the mesh has no axis {one!r}: its axes are {known}")
         device = torch.device(mesh.device_type)
         if device.type != "cpu":
             device = torch.device(device.type, torch.accelerator.current_device_index())
         self.whole = mesh
-        self.mesh = mesh if mesh.ndim == 1 else mesh[name]
-        self.group = mesh.get_group(index)
-        super().__init__(name, mesh.size(index), mesh.get_local_rank(index), device, reduce_dtype)
+        self.mesh = flattened(mesh, axes) if axes else mesh if mesh.ndim == 1 else mesh[name]
+        self.group = self.mesh.get_group()
+        super().__init__(name, self.mesh.size(), self.mesh.get_local_rank(), device, reduce_dtype)
 
     def together(self, what: Hashable, payload: T, action: Callable[[list[T]], Sequence[U]]) -> U:  # noqa: ARG002, D102
         return action([payload])[0]

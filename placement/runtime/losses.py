@@ -32,6 +32,7 @@ def class_parallel_cross_entropy(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     reduction: Reduction = "mean",
+    tokens: Axis | None = None,
 ) -> Tensor:
     """S, R → I: ``F.cross_entropy`` of logits whose class dim ``dim`` is sharded; the full logits never exist.
 
@@ -40,13 +41,15 @@ def class_parallel_cross_entropy(
     stacked sums per token (of exponentials, of the target's logit, with label smoothing of logits), in float32
     where logits are narrower. Backward is local: (softmax - one-hot) times the cotangent.
 
+    Where ranks of another axis have other ``tokens``, the mean is a term of that over all tokens of all ranks, P there.
+
     Raises:
         IndexError: a target is neither a class nor ``ignore_index``, on every rank (on an accelerator, an
             assertion there).
         RuntimeError: a second derivative is asked for.
     """
-    tokens = (*logits.shape[:dim], *logits.shape[dim + 1 :])
-    if target.shape != tokens:
+    shape = (*logits.shape[:dim], *logits.shape[dim + 1 :])
+    if target.shape != shape:
         raise ValueError(f"target of shape {list(target.shape)} for logits of shape {list(logits.shape)} on this rank")
     check_range(target, logits.shape[dim] * axis.size, "target", ignore_index)
     weight = None if weight is None else weight.to(accumulated(logits.dtype))
@@ -54,7 +57,8 @@ def class_parallel_cross_entropy(
         logits, target.long(), axis, Cut(dim, outer), weight, ignore_index, label_smoothing
     )
     if reduction == "mean":
-        losses = losses.sum() / _counted(target, weight, ignore_index)
+        counted = _counted(target, weight, ignore_index)
+        losses = losses.sum() / (counted if tokens is None else global_count(counted, tokens))
     elif reduction == "sum":
         losses = losses.sum()
     return losses.to(logits.dtype)

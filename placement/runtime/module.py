@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from placement.runtime.axis import Axis
     from placement.runtime.reductions import Aliases
 
+    On = tuple[Axis, int] | tuple[Axis, int, int]
+
 # Where a value is cut: nowhere, on the only axis, or by axis name.
 Cuts = Cut | dict[str, Cut] | None
 
@@ -107,6 +109,10 @@ class Module(nn.Module):
             self.register_buffer(name, tensor, persistent=declared.persistent)
 
 
+def _on(cuts: tuple[On, ...]) -> tuple[tuple[Axis, Cut], ...]:
+    return tuple((axis, Cut(*cut)) for axis, *cut in cuts)
+
+
 @eager
 def summed(module: Module, name: str, axis: Axis) -> Tensor:
     """The parameter ``name`` used I → R on ``axis``: its gradient is summed over the ranks.
@@ -123,17 +129,15 @@ def summed(module: Module, name: str, axis: Axis) -> Tensor:
     return replicated(parameter, axis)
 
 
-def dropout(
-    module: Module, x: Tensor, p: float, site: Site, axis: Axis | None = None, dim: int = 0, outer: int = 1
-) -> Tensor:
+def dropout(module: Module, x: Tensor, p: float, site: Site, *cuts: On) -> Tensor:
     """``F.dropout`` in training, ``x`` else; the mask is that of op ``site`` of this module, see ``rng``.
 
-    I → I, R → R without an axis: every rank drops the same. S → S with the axis that ``x`` is cut on: each
-    rank has its block of the one-device mask. Nothing is sent.
+    I → I, R → R without cuts: every rank drops the same. S → S with the axes that ``x`` is cut on, outermost first,
+    each as (axis, dim) or (axis, dim, outer): each rank has its block of the one-device mask. Nothing is sent.
     """
     if not module.training:
         return x
-    return dropped(x, p, module._random.key(module._path, site), axis, Cut(dim, outer))
+    return dropped(x, p, module._random.key(module._path, site), _on(cuts))
 
 
 def attention(
@@ -143,16 +147,13 @@ def attention(
     value: Tensor,
     dropout_p: float,
     site: Site,
-    axis: Axis | None = None,
-    dim: int = 0,
-    outer: int = 1,
-    *,
+    *cuts: On,
     attn_mask: Tensor | None = None,
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """``F.scaled_dot_product_attention`` with dropout in training; the cut is that of ``query``.
+    """``F.scaled_dot_product_attention`` with dropout in training; the cuts are those of ``query``.
 
     The probabilities [batch, heads, queries, keys] are dropped as those of one device, see ``dropout``.
     """
@@ -165,4 +166,4 @@ def attention(
     if not module.training or dropout_p == 0:
         return F.scaled_dot_product_attention(query, key, value, **mask)
     random = module._random.key(module._path, site)
-    return dropped_attention(query, key, value, dropout_p, random, axis, Cut(dim, outer), **mask)
+    return dropped_attention(query, key, value, dropout_p, random, _on(cuts), **mask)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -19,6 +19,7 @@ from placement.runtime._torch import eager
 from placement.runtime.axis import Axis, MeshAxis
 from placement.runtime.cuts import Cut, local_shape
 from placement.runtime.errors import MeshError, SizeError, StateError
+from placement.runtime.gathers import gathered_again
 from placement.runtime.guards import Guard, Spec
 from placement.runtime.module import Module, Tied
 from placement.runtime.outputs import mapped
@@ -36,29 +37,34 @@ if TYPE_CHECKING:
 class Program(Module):
     """The root of an emitted program. Subclasses state their interface as class attributes.
 
-    ``axes``: size by axis name. ``inputs``: by dotted name (dims, cut), (dims, cut, kind) or (dims, cut, kind,
-    gradient), dims being one-device sizes, names of dynamic dims or None, kind one of int, float, bool,
-    complex, gradient whether one may be asked for. ``outputs``: None for
-    replicated, "P" for a term per rank, or a cut. ``divides``: a number that each named dim must be a
-    multiple of. ``requires``: what the model's branches took for granted of dynamic dims, as Python.
-    ``training_only``: lines of the model that make eval mode another program, '' if there are none; this one
-    then refuses ``eval()``. ``hooks``: by axis, the parameters used through ``summed``. ``same_blocks``: whether
-    ranks compare the sizes of sharded inputs at each call (one small gather), so as to refuse instead of hanging.
+    ``axes``: size by axis name. ``groups``: axes that do things together, by the name of the group. ``inputs``: by
+    dotted name (dims, cut), (dims, cut, kind) or (dims, cut, kind, gradient), dims being one-device sizes, names of
+    dynamic dims or None, kind one of int, float, bool, complex, gradient whether one may be asked for. ``outputs``:
+    None for replicated, "P" for a term per rank, or a cut; of several axes by axis name. ``divides``: a number that
+    each named dim must be a multiple of. ``requires``: what the model's branches took for granted of dynamic dims, as
+    Python. ``training_only``: lines of the model that make eval mode another program, '' if there are none; this one
+    then refuses ``eval()``. ``gathers``: whether parameters are used through
+    ``gathered``. ``hooks``: by axis or group, the parameters used through ``summed``. ``same_blocks``:
+    whether ranks compare the sizes of sharded inputs at each call (one small gather), so as to refuse instead of
+    hanging.
     """
 
     axes: ClassVar[Mapping[str, int]] = {}
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     inputs: ClassVar[Mapping[str, Spec]] = {}
     outputs: ClassVar[Mapping[str, Any]] = {}
     divides: ClassVar[Mapping[str, int]] = {}
     hooks: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     requires: ClassVar[tuple[str, ...]] = ()
     training_only: ClassVar[str] = ""
+    gathers: ClassVar[bool] = False
     same_blocks: ClassVar[bool] = True
 
     def __init__(self, /, **members: Any) -> None:
         super().__init__(**members)
         self.restore: Callable[[Any], Any] | None = None
         self._axes: dict[str, Axis] = {}
+        self._groups: dict[str, Axis] = {}
         self._layouts: dict[str, tuple[tuple[Axis, Cut], ...]] = {}
         self._reducers: list[Reducer] = []
         self._guard: Guard | None = None
@@ -73,23 +79,35 @@ class Program(Module):
         per rank. ``reduce_dtype`` is the dtype that sums are done in.
 
         Raises:
-            MeshError: an axis is missing or has another size.
+            MeshError: an axis is missing or has another size, or the axes are in another order.
             SizeError: an axis does not divide a parameter's dim.
         """
+        self._check_order(tuple(mesh.sizes) if isinstance(mesh, SimulatedMesh) else mesh.mesh_dim_names or ())
         if isinstance(mesh, SimulatedMesh):
             from placement.runtime.simulated import Simulated  # noqa: PLC0415 - it builds on this module
 
             return Simulated(self, mesh, reduce_dtype)
-        return self.bound({name: MeshAxis(mesh, name, reduce_dtype) for name in self.axes})
+        single = {name: MeshAxis(mesh, name, reduce_dtype) for name in self.axes}
+        groups = {name: MeshAxis(mesh, name, reduce_dtype, axes) for name, axes in self.groups.items()}
+        return self.bound(single, groups)
 
-    def bound(self, axes: Mapping[str, Axis]) -> Program:
-        """Put the program on given axes; see ``on``."""
+    def _check_order(self, names: tuple[str, ...]) -> None:
+        """Blocks of blocks, and the ranks of a group, count in mesh order: another one would permute rows."""
+        own = [name for name, size in self.axes.items() if size > 1 and name in names]
+        if own != [name for name in names if name in own]:
+            raise MeshError(
+                f"the program's axes are {', '.join(self.axes)}, outermost first; the mesh has {', '.join(names)}"
+            )
+
+    def bound(self, axes: Mapping[str, Axis], groups: Mapping[str, Axis] | None = None) -> Program:
+        """Put the program on given axes and groups of axes; see ``on``."""
         for name, size in self.axes.items():
             if name not in axes:
                 raise MeshError(f"the program needs an axis {name!r}; the mesh has {', '.join(axes) or 'none'}")
             if axes[name].size != size:
                 raise MeshError(f"axis {name!r} has size {axes[name].size}; the program was emitted for {size}")
         self._axes = {name: axes[name] for name in self.axes}
+        self._groups = dict(groups or {})
         for path, module in self.named_modules():
             if isinstance(module, Module):
                 self._bind(path, module)
@@ -111,7 +129,7 @@ class Program(Module):
     def _bind(self, path: str, module: Module) -> None:
         module._aliases = self._aliases
         module._path, module._random = path, self._random
-        for name, axis in self._axes.items():
+        for name, axis in {**self._axes, **self._groups}.items():
             if hasattr(module, name):
                 raise MeshError(f"axis {name!r} cannot have the name of a member of {path or 'the root'}")
             setattr(module, name, axis)
@@ -130,6 +148,8 @@ class Program(Module):
         return parameter
 
     def _axis(self, name: str) -> Axis:
+        if name in self._groups:
+            return self._groups[name]
         if name not in self._axes:
             raise MeshError(f"no axis {name!r}: the program has {', '.join(self._axes) or 'none'}")
         return self._axes[name]
@@ -161,7 +181,7 @@ class Program(Module):
         if cut is None:
             return ()
         if isinstance(cut, dict):
-            return tuple((self._axes[name], cut[name]) for name in self._axes if cut.get(name) is not None)
+            return tuple((self._axes[name], how) for name, how in cut.items() if how is not None)
         if len(self._axes) != 1:
             raise MeshError(f"{cut} without an axis, in a program of axes {', '.join(self._axes) or 'none'}")
         return tuple((axis, cut) for axis in self._axes.values())
@@ -178,7 +198,8 @@ class Program(Module):
         """Call ``forward`` under the guards, with reductions shared by all parameters."""
         self._open(args, kwargs)
         try:
-            result = super().__call__(*args, **kwargs)
+            with gathered_again() if self.gathers else nullcontext():
+                result = super().__call__(*args, **kwargs)
         finally:
             self._random.end()
             self._aliases.clear()
@@ -219,9 +240,11 @@ class Program(Module):
 
         def wrapped(name: str, tensors: list[Tensor]) -> Tensor:
             (x,) = tensors
+            layout = {axis.name: how for axis, how in self.layout(self.outputs.get(name))}
             places: dict[str, Placement] = {
-                axis.name: Partial() if how == "P" else Shard(how.dim % x.ndim)
-                for axis, how in self.layout(self.outputs.get(name))
+                axis: Partial() if layout[axis] == "P" else Shard(layout[axis].dim % x.ndim)
+                for axis in self._axes  # in mesh order, as a DTensor has them
+                if axis in layout
             }
             if not places:
                 return x

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from placement.runtime.cuts import Cut
 
 Site = int | str
+Cuts = tuple[tuple["Axis", "Cut"], ...]
 
 # The top bits of every key: a generator's seed that has them is a key.
 _MARK, _MARK_SHIFT = 0x3B6D, 48
@@ -110,10 +111,10 @@ def _states(program: Any) -> list[Random]:
 
 
 @eager
-def dropped(x: Tensor, p: float, key: int, axis: Axis | None = None, cut: Cut | None = None) -> Tensor:
+def dropped(x: Tensor, p: float, key: int, cuts: Cuts = ()) -> Tensor:
     """``x`` with elements zeroed with probability ``p`` and the others divided by 1 - p.
 
-    ``key`` names the mask of the whole value, of which ``x`` has the block ``cut`` on ``axis``.
+    ``key`` names the mask of the whole value, of which ``x`` is the block that ``cuts`` leave, outermost first.
     """
     if not 0 <= p <= 1:
         raise ValueError(f"a probability is between 0 and 1, not {p}")
@@ -121,23 +122,24 @@ def dropped(x: Tensor, p: float, key: int, axis: Axis | None = None, cut: Cut | 
         return x
     if p == 1:
         return x * 0
-    return (x * (1 / (1 - p))).masked_fill(drop_mask(x, p, key, axis, cut), 0)
+    return (x * (1 / (1 - p))).masked_fill(drop_mask(x, p, key, cuts), 0)
 
 
-def drop_mask(like: Tensor, p: float, key: int, axis: Axis | None = None, cut: Cut | None = None) -> Tensor:
+def drop_mask(like: Tensor, p: float, key: int, cuts: Cuts = ()) -> Tensor:
     """Which elements ``dropped`` zeroes, for 0 <= p < 1."""
-    return _bits(_indices(like, axis, cut), key) < int(p * 2**63)
+    return _bits(_indices(like, cuts), key) < int(p * 2**63)
 
 
-def _indices(like: Tensor, axis: Axis | None, cut: Cut | None) -> Tensor:
+def _indices(like: Tensor, cuts: Cuts) -> Tensor:
     """The place of each element of ``like`` in the whole value, counted in row-major order."""
     index = torch.zeros((), dtype=torch.int64, device=like.device)
     for dim, size in enumerate(like.shape):
         along = torch.arange(size, device=like.device)
-        if axis is not None and cut is not None and cut.dim % like.ndim == dim:
-            part = size // cut.outer
-            along = along + (along // max(part, 1) * (axis.size - 1) + axis.rank) * part
-            size *= axis.size
+        for axis, cut in reversed(cuts):  # a place in the block of an inner axis is one in that of the outer axis
+            if cut.dim % like.ndim == dim:
+                part = size // cut.outer
+                along = along + (along // max(part, 1) * (axis.size - 1) + axis.rank) * part
+                size *= axis.size
         index = index.unsqueeze(-1) * size + along
     return index
 

@@ -57,8 +57,14 @@ class SimulatedMesh:
 
     def axes(self, rank: int, reduce_dtype: torch.dtype | None = None) -> dict[str, Axis]:
         """The axes as rank ``rank`` sees them."""
-        at = self.ranks[rank]
-        return {name: SimulatedAxis(self, name, rank, at, reduce_dtype) for name in self.sizes}
+        return {name: SimulatedAxis(self, name, rank, (name,), reduce_dtype) for name in self.sizes}
+
+    def axes_and_groups(
+        self, rank: int, groups: Mapping[str, tuple[str, ...]], reduce_dtype: torch.dtype | None = None
+    ) -> tuple[dict[str, Axis], dict[str, Axis]]:
+        """The axes, and groups of axes that do things together, as rank ``rank`` sees them."""
+        made = {name: SimulatedAxis(self, name, rank, axes, reduce_dtype) for name, axes in groups.items()}
+        return self.axes(rank, reduce_dtype), dict(made)
 
     def run(self, body: Callable[[dict[str, Axis]], T]) -> list[T]:
         """Call ``body(axes)`` on every rank; returns what each returned.
@@ -72,14 +78,16 @@ class SimulatedMesh:
 
 
 class SimulatedAxis(Axis):
-    """An axis of a ``SimulatedMesh``: the other ranks are other threads."""
+    """An axis of a ``SimulatedMesh``, or several of them as one: the other ranks are other threads."""
 
     def __init__(
-        self, mesh: SimulatedMesh, name: str, rank: int, at: Mapping[str, int], reduce_dtype: torch.dtype | None
+        self, mesh: SimulatedMesh, name: str, rank: int, axes: tuple[str, ...], reduce_dtype: torch.dtype | None
     ) -> None:
-        super().__init__(name, mesh.sizes[name], at[name], mesh.device, reduce_dtype)
+        at, here = mesh.ranks[rank], dict.fromkeys(axes, 0)
+        self.group = tuple(r for r, other in enumerate(mesh.ranks) if {**other, **here} == {**at, **here})
+        super().__init__(name, len(self.group), self.group.index(rank), mesh.device, reduce_dtype)
         self.held = range(self.size)
-        self.group = tuple(r for r, other in enumerate(mesh.ranks) if {**other, name: 0} == {**at, name: 0})
+        self.recorded = 0 in self.group
         self.world_rank = rank
 
     def together(self, what: Hashable, payload: T, action: Callable[[list[T]], Sequence[U]]) -> U:  # noqa: D102

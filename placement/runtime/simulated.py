@@ -35,7 +35,9 @@ class Simulated(nn.Module):
         self.restore: Callable[[Any], Any] | None = program.restore
         self._at = [tuple(at.values()) for at in mesh.ranks]
         for rank in range(len(self._at)):
-            self.add_module(f"rank{rank}", clone(program).bound(mesh.axes(rank, reduce_dtype)))
+            self.add_module(
+                f"rank{rank}", clone(program).bound(*mesh.axes_and_groups(rank, program.groups, reduce_dtype))
+            )
 
     @property
     def programs(self) -> list[Program]:

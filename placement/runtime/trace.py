@@ -32,7 +32,7 @@ class Event:
 def record() -> Generator[list[Event]]:
     """Log every collective that communicates, in order of execution.
 
-    On a mesh the log holds this rank's; simulated, one entry stands for all ranks of a group. What
+    On a mesh the log holds this rank's; simulated, those that rank 0 takes part in: every rank does the same. What
     recomputation in a backward pass communicates counts as backward. Axes of one rank log nothing.
     """
     log: list[Event] = []

@@ -8,58 +8,77 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import sympy
 
 from placement.graph.factors import Dims, Factors, NameClashError, NamedDims, infer
 from placement.graph.ir import Graph, ModuleInfo, Output, Parameter, Size, Value, evaluate
 from placement.lang.diagnostics import Diagnostic, Diagnostics, did_you_mean
-from placement.lang.spec import LimitLine, OutputLine, ParamLine, Placed, Span, Spec, ValueLine
+from placement.lang.spec import LimitLine, ParamLine, Placed, Span, Spec, ValueLine
 from placement.rules import Context, signature_of
-from placement.solver.cost import DEVICES, LINKS, Link, Machine, defaults, known_link
+from placement.solver.declared import mesh_of
 from placement.solver.inputs import check_inputs, dims_fit, shown
+from placement.solver.mesh import Mesh
 from placement.solver.nearest import divisors, multiples
 from placement.solver.unmatched import unmatched_lines
 from placement.solver.unsupported import refuse
-from placement.types import Auto, I, P, Partial, R, Replicate, S, Shard, Type
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """A mesh axis: its name and how many ranks it has."""
-
-    name: str
-    n: int
+from placement.types import Auto, I, Joint, Kind, P, Partial, R, Replicate, S, Shard, Type
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pin:
-    """The types that a statement, or the language's default, allows a value; ``span`` is None for a default."""
+    """The types that statements, or the language's defaults, allow a value on each axis of the mesh.
 
-    types: tuple[Type, ...]
-    span: Span | None = None
+    kinds: by axis; None where the axis is free. spans: by axis, of the statement, None for a default.
+    """
+
+    kinds: tuple[tuple[Type, ...] | None, ...]
+    spans: tuple[Span | None, ...] = ()
+
+    @property
+    def span(self) -> Span | None:
+        """The first statement's."""
+        return next((span for span in self.spans if span is not None), None)
 
     @property
     def cause(self) -> str:
         """``file:line`` of the statement, '' for a default."""
         return f"{self.span.file}:{self.span.line}" if self.span else ""
 
+    @property
+    def types(self) -> tuple[Type, ...]:
+        """The types allowed on some axis."""
+        return tuple(dict.fromkeys(kind for kinds in self.kinds for kind in kinds or ()))
+
+    def allows(self, joint: Joint) -> bool:
+        """Whether a value may be of this type."""
+        return all(kinds is None or kind in kinds for kind, kinds in zip(joint, self.kinds, strict=True))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bound:
-    """What the spec says of this graph on one axis."""
+    """What the spec says of this graph on a mesh. contexts: what each axis may cut."""
 
     graph: Graph
     dims: Dims
-    context: Context
-    axis: Axis
-    machine: Machine
+    mesh: Mesh
+    contexts: tuple[Context, ...]
     inputs: Mapping[Value, Pin]
     parameters: Mapping[Value, Pin]
     values: Mapping[Value, Pin]
     outputs: Mapping[Output, Pin | None]  # None: whatever costs least
     notes: tuple[Diagnostic, ...] = ()
     limit: LimitLine | None = None
+
+    @property
+    def hints(self) -> Mapping[sympy.Symbol, int]:
+        """The size of each symbol in the example."""
+        return self.contexts[0].hints
+
+    def joints(self, kinds: Sequence[Sequence[Type]]) -> Iterator[Joint]:
+        """The types of a value that has one of these on each axis."""
+        return (joint for joint in map(Joint, product(*kinds)) if self.mesh.fits(joint, self.hints))
 
 
 # What `out` and `in` mean inside one parameter, by the class that owns it; subclasses inherit.
@@ -100,7 +119,7 @@ def bind(
     """
     found = Diagnostics()
     refuse(spec, found)
-    axis, machine = _mesh(spec, axes, device_type, found)
+    mesh = mesh_of(spec, axes, device_type, found)
     check_inputs(spec, {i.name: i.value.shape for i in graph.inputs}, found)
     found.raise_if_any(spec.sources)
     unmatched = unmatched_lines(graph, spec, found)
@@ -116,14 +135,13 @@ def bind(
         found.raise_if_any(spec.sources)
         raise
     hints = {symbol: (sizes or {}).get(symbol.name, hint) for symbol, hint in graph.hints().items()}
-    context = Context(dims, axis.n, hints, _dynamic(graph, spec, hints))
-    binder = _Binder(graph, spec, dims, context, axis, found)
+    contexts = tuple(Context(dims, axis.n, hints, _dynamic(graph, spec, hints, axis.name)) for axis in mesh.axes)
+    binder = _Binder(graph, spec, dims, contexts, mesh, found)
     bound = Bound(
         graph,
         dims,
-        context,
-        axis,
-        machine,
+        mesh,
+        contexts,
         inputs=binder.inputs(),
         parameters=binder.parameters(),
         values=binder.values(),
@@ -133,49 +151,6 @@ def bind(
     )
     found.raise_if_any(spec.sources)
     return bound
-
-
-def _mesh(spec: Spec, axes: Mapping[str, int], device_type: str, found: Diagnostics) -> tuple[Axis, Machine]:
-    if not spec.axes:
-        found.error("PLC111", "the spec declares no mesh axis", hint="begin with a line like: mesh tp = 2")
-        found.raise_if_any(spec.sources)
-    declared = spec.axes[0]
-    name = str(declared.name)
-    for given in axes:
-        if given not in {str(a.name) for a in spec.axes}:
-            text = f"the mesh has an axis '{given}' that the spec does not declare"
-            hint = did_you_mean(given, [name]) or f"the axis of the spec is '{name}'"
-            found.error("PLC101", text, declared.name.span, hint=hint)
-    found.raise_if_any(spec.sources)
-    size = axes.get(name, declared.size)
-    if size is None:
-        hint = f"write it here, as in: mesh {name} = 2; or give a mesh: --mesh {name}=2"
-        found.error("PLC102", f"the size of axis '{name}' is not known", declared.span, hint=hint)
-    elif declared.size is not None and size != declared.size:
-        text = f"axis '{name}' is {declared.size} in the spec and {size} in the mesh"
-        hint = f"leave the size out, then the mesh decides: mesh {name}"
-        found.error("PLC102", text, declared.size_span or declared.span, hint=hint)
-    device, link = defaults(device_type)
-    if spec.device is not None:
-        if str(spec.device.name) not in DEVICES:
-            hint = did_you_mean(str(spec.device.name), DEVICES) or f"known devices: {', '.join(DEVICES)}"
-            found.error("PLC109", f"unknown device '{spec.device.name}'", spec.device.name.span, hint=hint)
-        else:
-            device = DEVICES[str(spec.device.name)]
-            link = link if device.name == "cpu" else known_link("nvlink", device)
-    if declared.link is not None:
-        own = {str(line.name): line for line in spec.links}
-        if declared.link in own:
-            line = own[declared.link]
-            link = Link(str(line.name), max(1, int(line.bandwidth.amount)), line.latency.amount)
-        elif str(declared.link) not in LINKS:
-            hint = did_you_mean(str(declared.link), [*LINKS, *own]) or f"known links: {', '.join([*LINKS, *own])}"
-            found.error("PLC110", f"unknown link '{declared.link}'", declared.link.span, hint=hint)
-        else:
-            link = known_link(str(declared.link), device)
-    found.raise_if_any(spec.sources)
-    assert size is not None
-    return Axis(name, size), Machine(device, link, size)
 
 
 def _named_dims(graph: Graph, spec: Spec, found: Diagnostics) -> list[NamedDims]:
@@ -215,74 +190,117 @@ def _tell_clash(error: NameClashError, graph: Graph, named: Sequence[NamedDims],
     found.error("PLC108", text, span, notes=[shape, *notes])
 
 
-def _dynamic(graph: Graph, spec: Spec, hints: Mapping[sympy.Symbol, int]) -> frozenset[sympy.Symbol]:
-    """The dynamic sizes that a shard may cut: those that the spec speaks of, and of the others the longest.
+def _dynamic(graph: Graph, spec: Spec, hints: Mapping[sympy.Symbol, int], axis: str) -> frozenset[sympy.Symbol]:
+    """The dynamic sizes that an axis may cut: those that the spec has it cut, and of those it has none cut the longest.
 
     Cutting every dynamic dim that the example happens to divide would make a plan that the next batch
     size does not fit.
     """
     lines = (*spec.inputs, *spec.params, *spec.values, *spec.outputs)
-    spoken = {str(p.placement.dim) for line in lines for p in line.placed if isinstance(p.placement, Shard)}
-    by_index = {size for size in _cut_by_index(graph, spec) if isinstance(size, sympy.Symbol)}
     symbols = [s.symbol for s in graph.symbols]
-    allowed = {s for s in symbols if s.name in spoken or s in by_index}
-    rest = [s for s in symbols if s not in allowed]
+
+    def spoken_of(name: str) -> set[sympy.Symbol]:
+        names = {str(dim) for line in lines for dim in _shard_dims(spec, line.placed, name)}
+        by_index = {size for size in _cut_by_index(graph, spec, name) if isinstance(size, sympy.Symbol)}
+        return {s for s in symbols if s.name in names or s in by_index}
+
+    allowed = spoken_of(axis)
+    elsewhere = {s for declared in spec.axes for s in spoken_of(str(declared.name))}
+    rest = [s for s in symbols if s not in allowed | elsewhere]
     if rest:
         longest = max(hints[s] for s in rest)
         allowed |= {[s for s in rest if hints[s] == longest][-1]}
     return frozenset(allowed)
 
 
-def _cut_by_index(graph: Graph, spec: Spec) -> Iterator[Size]:
+def _cut_by_index(graph: Graph, spec: Spec, axis: str) -> Iterator[Size]:
     """The sizes of the dims that ``Shard(0)`` and the like speak of, where it is not a parameter's."""
     inputs = {i.name: i.value for i in graph.inputs}
     outputs = {o.name: o.value for o in graph.outputs if o.value is not None}
     spoken = [(inputs[name], line.placed) for line in spec.inputs for name in line.names if name in inputs]
     spoken += [(outputs[name], line.placed) for line in spec.outputs for name in line.names if name in outputs]
-    for line in (line for line in spec.values if any(isinstance(d, int) for d in _shard_dims(line.placed))):
+    for line in (line for line in spec.values if any(isinstance(d, int) for d in _shard_dims(spec, line.placed, axis))):
         infos = [info for path, info in graph.modules.items() if line.pattern.matches(path)]
         spoken += [(values[0], line.placed) for info in infos for values in info.returned.values() if values]
     for value, placed in spoken:
-        for dim in _shard_dims(placed):
+        for dim in _shard_dims(spec, placed, axis):
             if isinstance(dim, int) and -len(value.shape) <= dim < len(value.shape):
                 yield value.shape[dim]
 
 
-def _shard_dims(placed: Sequence[Placed]) -> list[str | int]:
-    return [item.placement.dim for item in placed if isinstance(item.placement, Shard)]
+def _shard_dims(spec: Spec, placed: Sequence[Placed], axis: str) -> list[str | int]:
+    """The dims that a line has the axis cut."""
+    return [p.placement.dim for p in placed if isinstance(p.placement, Shard) and spec.axis_of(p) == axis]
 
 
 class _Binder:
-    def __init__(self, graph: Graph, spec: Spec, dims: Dims, context: Context, axis: Axis, found: Diagnostics) -> None:
-        self.graph, self.spec, self.dims, self.context, self.axis, self.found = graph, spec, dims, context, axis, found
+    def __init__(
+        self, graph: Graph, spec: Spec, dims: Dims, contexts: Sequence[Context], mesh: Mesh, found: Diagnostics
+    ) -> None:
+        self.graph, self.spec, self.dims, self.found = graph, spec, dims, found
+        self.contexts, self.mesh = contexts, mesh
         self.notes: list[Diagnostic] = []
 
     # -- statements ------------------------------------------------------------------------------
 
-    def placed(self, placed: Sequence[Placed]) -> Placed | None:
-        """The placement on the axis, None where the line says nothing of it."""
-        result = None
-        for item in placed:
+    def placed(self, placed: Sequence[Placed], *, stored: bool = False) -> dict[int, Placed]:
+        """The placement on each axis that the line speaks of: where it is used, or where it is ``stored``."""
+        names = [axis.name for axis in self.mesh.axes]
+        result: dict[int, Placed] = {}
+        for item in (item for item in placed if item.stored == stored):
             name = self.spec.axis_of(item)
-            if name != self.axis.name:
-                hint = did_you_mean(str(name), [self.axis.name])
+            if name is None and isinstance(item.placement, Replicate | Auto):
+                result.update({i: item for i in range(len(names)) if i not in result})  # on every axis
+            elif name is None:
+                hint = f"write {' or '.join(f'{item.placement!r} @ {axis}' for axis in names)}"
+                text = "the mesh has several axes and this placement names none"
+                self.found.error("PLC113", text, item.span, hint=hint)
+            elif name not in names:
+                hint = did_you_mean(str(name), names)
                 self.found.error(
                     "PLC101", f"unknown axis '{name}'", item.axis.span if item.axis else item.span, hint=hint
                 )
-            elif result is not None:
+            elif names.index(name) in result:
                 self.found.error("PLC207", f"two placements on axis '{name}' in one statement", item.span)
             else:
-                result = item
+                result[names.index(name)] = item
         return result
+
+    def pin(
+        self, value: Value, placed: Mapping[int, Placed], what: str, parameter: Parameter | None = None
+    ) -> tuple[list[tuple[Type, ...] | None], tuple[Span | None, ...]]:
+        """The types on each axis that placements mean, None on the others, and the placements' places."""
+        kinds: list[tuple[Type, ...] | None] = [None] * len(self.mesh.axes)
+        for index, item in placed.items():
+            if not isinstance(item.placement, Auto):
+                kinds[index] = self.types(value, item, index, what, parameter)
+        spans = tuple(placed[i].span if i in placed else None for i in range(len(kinds)))
+        self._together(kinds, placed, what)
+        return kinds, spans
+
+    def _together(self, kinds: Sequence[tuple[Type, ...] | None], placed: Mapping[int, Placed], what: str) -> None:
+        """Refuse axes that cannot cut the value at the same time: one dim more often than it divides."""
+        cuts = [(i, k[0]) for i, k in enumerate(kinds) if k is not None and len(k) == 1 and k[0].over]
+        for position, (index, kind) in enumerate(cuts[1:], 1):
+            part = dict(cuts[: position + 1])
+            joint = Joint(part.get(i, R) for i in range(len(kinds)))
+            if not self.mesh.fits(joint, self.contexts[0].hints):
+                first = next(self.mesh.axes[i] for i, other in cuts if set(other.over) & set(kind.over))
+                axis = self.mesh.axes[index]
+                size = evaluate(_extent(kind.over), self.contexts[0].hints)  # type: ignore[arg-type]
+                text = f"{what} is cut {first.n} times by axis '{first.name}': axis '{axis.name}' of {axis.n} cannot "
+                text += f"cut the blocks evenly, the dim is {size}"
+                self.found.error("PLC203", text, placed[index].dim_span or placed[index].span)
+                return
 
     def inputs(self) -> dict[Value, Pin]:
         lines = {str(name): line for line in self.spec.inputs for name in line.names if line.placed}
         pins = {}
         for item in self.graph.inputs:
             line = lines.get(item.name)
-            placed = self.placed(line.placed) if line else None
-            kinds = self.types(item.value, placed, f"input '{item.name}'") if placed else _unsharded(item.value)[:1]
-            pins[item.value] = Pin(kinds[:1] if kinds and not kinds[0].over else kinds, placed.span if placed else None)
+            kinds, spans = self.pin(item.value, self.placed(line.placed) if line else {}, f"input '{item.name}'")
+            default = _unsharded(item.value)[:1]
+            pins[item.value] = Pin(tuple(default if k is None or (k and not k[0].over) else k for k in kinds), spans)
         return pins
 
     def parameters(self) -> dict[Value, Pin]:
@@ -291,22 +309,51 @@ class _Binder:
             matched = [p for p in self.graph.parameters if any(line.pattern.matches(name) for name in p.names)]
             for parameter in matched if line.placed else ():
                 self._same_parameter(parameter, lines.setdefault(parameter, line), line)
-        pins = {}
-        for parameter in self.graph.parameters:
-            line = lines.get(parameter)
-            placed = self.placed(line.placed) if line else None
-            pins[parameter.value] = (
-                self.parameter(parameter, placed) if placed else Pin(_unsharded(parameter.value)[:1])
-            )
-        return pins
+        return {p.value: self.parameter(p, lines[p].placed if p in lines else ()) for p in self.graph.parameters}
 
-    def parameter(self, parameter: Parameter, placed: Placed) -> Pin:
+    def parameter(self, parameter: Parameter, line: Sequence[Placed]) -> Pin:
+        """Where a parameter is kept: as it is used, or on an axis where it is stored in blocks of its own."""
         value = parameter.value
-        if isinstance(placed.placement, Partial):
-            self.found.error("PLC205", "a parameter is not a sum over ranks", placed.span)
-            return Pin(_unsharded(value)[:1], placed.span)
-        kinds = self.types(value, placed, f"parameter '{parameter.name}'", parameter)
-        return Pin(kinds[:1], placed.span)
+        placed, stored = self.placed(line), self.placed(line, stored=True)
+        for item in placed.values():
+            if isinstance(item.placement, Partial):
+                self.found.error("PLC205", "a parameter is not a sum over ranks", item.span)
+        fine = {index: item for index, item in placed.items() if not isinstance(item.placement, Partial)}
+        kinds, spans = self.pin(value, fine, f"parameter '{parameter.name}'", parameter)
+        default = _unsharded(value)[:1]
+        used = [default if k is None else k[:1] for k in kinds]
+        for index, item in stored.items():
+            blocks = self.stored(parameter, item, used, index)
+            if blocks is not None:
+                used[index] = (blocks,)
+        return Pin(
+            tuple(used), tuple(span or (stored[i].span if i in stored else None) for i, span in enumerate(spans))
+        )
+
+    def stored(self, parameter: Parameter, item: Placed, used: Sequence[tuple[Type, ...]], index: int) -> Type | None:
+        """The blocks in which an axis keeps a parameter: of a whole dim, of what the other axes leave of it."""
+        what = f"parameter '{parameter.name}'"
+        if not isinstance(item.placement, Shard):
+            text = f"{what} is stored {item.placement!r}: what is stored is a block"
+            self.found.error("PLC210", text, item.span, hint="write stored Shard(DIM), or leave it out")
+            return None
+        named = self.factors(parameter.value, item.placement.dim, item, what, parameter)
+        if named is None:
+            return None
+        dim = next(factors for factors in self.dims.of(parameter.value) if set(named) <= set(factors))
+        blocks = Type(Kind.S, dim, stored=True)
+        axis, hints = self.mesh.axes[index], self.contexts[index].hints
+        joint = Joint(kinds[0] if kinds else R for kinds in used).replaced((index,), blocks)
+        if not self.mesh.fits(joint, hints):
+            size = evaluate(_extent(dim), hints)
+            left = size // self.mesh.parts(joint.replaced((index,), R)) if joint.replaced((index,), R).over else size
+            text = f"dim '{item.placement.dim}' of {what} is {size}"
+            text += f", {left} on one rank" if left != size else ""
+            text += f", which axis '{axis.name}' of {axis.n} does not divide"
+            hint = "store it by another dim, or on fewer ranks"
+            self.found.error("PLC203", text, item.dim_span or item.span, hint=hint)
+            return None
+        return blocks
 
     def values(self) -> dict[Value, Pin]:
         lines: dict[Value, tuple[ValueLine, str]] = {}
@@ -321,21 +368,29 @@ class _Binder:
                     self._returns_nothing(line, info)
                 for value in firsts:
                     earlier, path = lines.setdefault(value, (line, info.path))
-                    other = self.placed(earlier.placed)
-                    if placed and other and line is not earlier:
-                        same = "" if path == info.path else f", which is what '{path}' returns,"
-                        text = f"the output of '{info.path}'{same} is placed {_twice(placed, other)}"
-                        notes = [f"'{earlier.pattern}' at {earlier.pattern.span} speaks of it too"]
-                        self.found.error("PLC202", text, placed.span, notes=notes)
-                    if placed and not isinstance(placed.placement, Auto):
-                        kinds = self.types(value, placed, f"the output of '{info.path}'")
+                    if line is not earlier:
+                        self._same_value(placed, info, earlier, path)
+                    kinds, spans = self.pin(value, placed, f"the output of '{info.path}'")
+                    if any(k is not None for k in kinds):
                         # Replicate is I where there is a choice: R would let the gradient stay partial through the
                         # module, and so turn its weights' hooks on and its collectives into halves.
-                        pins[value] = Pin((I,) if I in kinds else kinds, placed.span)
+                        pins[value] = Pin(tuple((I,) if k is not None and I in k else k for k in kinds), spans)
         return pins
 
+    def _same_value(self, placed: Mapping[int, Placed], info: ModuleInfo, earlier: ValueLine, path: str) -> None:
+        """Two lines that place one value."""
+        other = self.placed(earlier.placed)
+        if not placed or not other:
+            return
+        index = next((i for i in placed if i in other), next(iter(placed)))
+        here, there = placed[index], other.get(index, next(iter(other.values())))
+        same = "" if path == info.path else f", which is what '{path}' returns,"
+        text = f"the output of '{info.path}'{same} is placed {_twice(here, there)}"
+        notes = [f"'{earlier.pattern}' at {earlier.pattern.span} speaks of it too"]
+        self.found.error("PLC202", text, here.span, notes=notes)
+
     def outputs(self) -> dict[Output, Pin | None]:
-        lines: dict[str, tuple[OutputLine, Placed | None]] = {}
+        lines: dict[str, Mapping[int, Placed]] = {}
         names = [o.name for o in self.graph.outputs if o.value is not None]
         for line in self.spec.outputs:
             placed = self.placed(line.placed)
@@ -345,26 +400,26 @@ class _Binder:
                     self.found.error("PLC106", f"the model has no output '{name}'", name.span, hint=hint)
                 elif str(name) in lines:
                     self.found.error("PLC202", f"output '{name}' is placed by two statements", name.span)
-                lines[str(name)] = (line, placed)
+                lines[str(name)] = placed
         pins: dict[Output, Pin | None] = {}
         for output in self.graph.outputs:
             if output.value is None:
                 continue
-            _, placed = lines.get(output.name, (None, None))
-            if placed is None:
-                pins[output] = Pin(_unsharded(output.value)[:1])
-            elif isinstance(placed.placement, Auto):
-                pins[output] = None
-            else:
-                kinds = self.types(output.value, placed, f"output '{output.name}'")
-                pins[output] = Pin(kinds[:1], placed.span)
+            placed = lines.get(output.name, {})
+            kinds, spans = self.pin(output.value, placed, f"output '{output.name}'")
+            free = {i for i, item in placed.items() if isinstance(item.placement, Auto)}
+            default = _unsharded(output.value)[:1]
+            fixed = tuple(None if i in free else default if k is None else k[:1] for i, k in enumerate(kinds))
+            pins[output] = None if all(k is None for k in fixed) else Pin(fixed, spans)
         return pins
 
     def _same_parameter(self, parameter: Parameter, earlier: ParamLine, line: ParamLine) -> None:
         """One line places a parameter, under whichever of its names; two that agree today will not tomorrow."""
-        placed, other = self.placed(line.placed), self.placed(earlier.placed)
-        if line is earlier or placed is None or other is None:
+        own, others = self.placed(line.placed), self.placed(earlier.placed)
+        if line is earlier or not own or not others:
             return
+        index = next((i for i in own if i in others), next(iter(own)))
+        placed, other = own[index], others.get(index, next(iter(others.values())))
         here, there = (next(n for n in parameter.names if one.pattern.matches(n)) for one in (line, earlier))
         text = f"parameter '{here}' is placed {_twice(placed, other)}"
         notes = [f"'{earlier.pattern}' at {earlier.pattern.span} speaks of it too"]
@@ -395,8 +450,10 @@ class _Binder:
 
     # -- placements to types ---------------------------------------------------------------------
 
-    def types(self, value: Value, placed: Placed, what: str, parameter: Parameter | None = None) -> tuple[Type, ...]:
-        """The types of ``value`` that a placement means; reports and returns () where it means none."""
+    def types(
+        self, value: Value, placed: Placed, index: int, what: str, parameter: Parameter | None = None
+    ) -> tuple[Type, ...]:
+        """The types of ``value`` that a placement on an axis means; reports and returns () where it means none."""
         placement = placed.placement
         if isinstance(placement, Replicate):
             return _unsharded(value)
@@ -406,7 +463,7 @@ class _Binder:
         factors = self.factors(value, placement.dim, placed, what, parameter)
         if factors is None:
             return ()
-        return self.shard(value, factors, placed, what, parameter)
+        return self.shard(value, factors, placed, index, what, parameter)
 
     def factors(
         self, value: Value, dim: str | int, placed: Placed, what: str, parameter: Parameter | None
@@ -463,7 +520,7 @@ class _Binder:
         return None
 
     def shard(
-        self, value: Value, factors: Factors, placed: Placed, what: str, parameter: Parameter | None
+        self, value: Value, factors: Factors, placed: Placed, index: int, what: str, parameter: Parameter | None
     ) -> tuple[Type, ...]:
         """The shard of a dim: its first factor that does not count pieces, or as few more as the axis needs."""
         rest = _beyond_pieces(factors)
@@ -471,9 +528,9 @@ class _Binder:
             text = f"{what} cannot be cut there: an op takes the dim apart into {_extent(factors)} pieces"
             self.found.error("PLC204", text, placed.dim_span or placed.span)
             return ()
-        run = leading(self.context, factors)
+        run = leading(self.contexts[index], factors)
         if run is None:
-            return self._indivisible(value, rest, placed, what, parameter)
+            return self._indivisible(value, rest, placed, index, what, parameter)
         if self.dims.locate(value, run) is None:
             self.found.error(
                 "PLC204",
@@ -484,25 +541,26 @@ class _Binder:
         return (S(*run),)
 
     def _indivisible(
-        self, value: Value, factors: Factors, placed: Placed, what: str, parameter: Parameter | None
+        self, value: Value, factors: Factors, placed: Placed, index: int, what: str, parameter: Parameter | None
     ) -> tuple[Type, ...]:
+        axis, hints = self.mesh.axes[index], self.contexts[index].hints
         first = factors[0].size if factors else 1
         if parameter is not None and len(factors) > 1 and isinstance(first, int):
             parts = f"{_extent(factors)} are {first} parts of {_extent(factors[1:])}"
-            note = f"{what} stays replicated: {parts}, which axis '{self.axis.name}' of {self.axis.n} does not divide"
+            note = f"{what} stays replicated: {parts}, which axis '{axis.name}' of {axis.n} does not divide"
             self.notes.append(Diagnostic("PLC203", note, placed.dim_span or placed.span, severity="note"))
             return _unsharded(value)
         size = _extent(factors)
-        whole = evaluate(size, self.context.hints)
+        whole = evaluate(size, hints)
         dim = placed.placement.dim if isinstance(placed.placement, Shard) else ""
         text = f"dim '{dim}' of {what} is {whole if isinstance(size, int) else f'{size} = {whole}'}"
-        parts = evaluate(first, self.context.hints)
+        parts = evaluate(first, hints)
         if len(factors) > 1:
-            text += f", in {parts} parts of {evaluate(_extent(factors[1:]), self.context.hints)}"
-        text += f", which axis '{self.axis.name}' of {self.axis.n} does not divide"
+            text += f", in {parts} parts of {evaluate(_extent(factors[1:]), hints)}"
+        text += f", which axis '{axis.name}' of {axis.n} does not divide"
         ranks = ", ".join(map(str, divisors(parts)))
         count = "a size" if len(factors) == 1 else "a number of parts"
-        hint = f"{count} of {multiples(parts, self.axis.n)} would do" + (f", or {ranks} ranks" if ranks else "")
+        hint = f"{count} of {multiples(parts, axis.n)} would do" + (f", or {ranks} ranks" if ranks else "")
         self.found.error("PLC203", text, placed.dim_span or placed.span, hint=hint)
         return ()
 

@@ -72,7 +72,7 @@ def solve(problem: Problem, *, limit: int = 30_000_000, dense: int = _DENSE) -> 
 
     try:
         model = Model(problem, dense)
-        plan = _plan(model)
+        plan = order_of(model)
         run = _Elimination(model, plan, limit)
         run.eliminate()
     except Conflict as conflict:
@@ -95,7 +95,7 @@ def solve(problem: Problem, *, limit: int = 30_000_000, dense: int = _DENSE) -> 
 def _choose(problem: Problem, limit: int, dense: int) -> tuple[int, ...] | None:
     """The best choice of a part of a problem, or None past the limit. Raises Conflict."""
     model = Model(problem, dense)
-    plan = _plan(model)
+    plan = order_of(model)
     if plan.largest > limit:
         return None
     run = _Elimination(model, plan, limit)
@@ -104,7 +104,7 @@ def _choose(problem: Problem, limit: int, dense: int) -> tuple[int, ...] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class Order:
     """The order of elimination and what it will cost."""
 
     order: tuple[int, ...]
@@ -113,7 +113,7 @@ class _Plan:
     work: int
 
 
-def _plan(model: Model) -> _Plan:
+def order_of(model: Model) -> Order:
     """The greedy order with the smaller tables of two."""
     by_size = _greedy(model, fill=False)
     if by_size.largest <= _AMPLE:
@@ -121,7 +121,7 @@ def _plan(model: Model) -> _Plan:
     return min(by_size, _greedy(model, fill=True), key=lambda plan: plan.work)
 
 
-def _greedy(model: Model, *, fill: bool) -> _Plan:
+def _greedy(model: Model, *, fill: bool) -> Order:
     """Take the variable with the smallest bucket (or the fewest new pairs) next; the lowest index on a tie."""
     near: dict[int, set[int]] = {v: set() for factor in model.factors for v in factor.scope}
     for factor in model.factors:
@@ -155,7 +155,24 @@ def _greedy(model: Model, *, fill: bool) -> _Plan:
         for u in others:
             current[u] = score(u)
             heapq.heappush(heap, (current[u], u))
-    return _Plan(tuple(order), width, largest, work)
+    return Order(tuple(order), width, largest, work)
+
+
+def position_factors(model: Model, order: Sequence[int]) -> list[list[Factor]]:
+    """The factors by the first of their variables in the order; scopes are positions in it, ascending."""
+    buckets: list[list[Factor]] = [[] for _ in order]
+    position = {v: at for at, v in enumerate(order)}
+    turned: dict[tuple[int, tuple[int, ...]], tuple[int, Ints]] = {}
+    for factor in model.factors:
+        places = [position[v] for v in factor.scope]
+        axes = tuple(sorted(range(len(places)), key=places.__getitem__))
+        if (factor.key, axes) not in turned:
+            moved = factor.table.transpose(0, *(axis + 1 for axis in axes))
+            turned[factor.key, axes] = model.store.key(np.ascontiguousarray(moved))
+        key, table = turned[factor.key, axes]
+        scope = tuple(places[axis] for axis in axes)
+        buckets[scope[0]].append(Factor(scope, table, key))
+    return buckets
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -171,27 +188,16 @@ class _Message:
 class _Elimination:
     """One run over the buckets. Variables go by their position in the order; scopes ascend."""
 
-    def __init__(self, model: Model, plan: _Plan, limit: int) -> None:
+    def __init__(self, model: Model, plan: Order, limit: int) -> None:
         self.model, self.plan, self.limit = model, plan, limit
         self.exact = plan.largest <= limit  # otherwise buckets are kept for the search
         self.total = list(model.total)
         self.largest = 0
         self.rest: list[tuple[int, ...]] = []
         self.best: list[NDArray[np.unsignedinteger]] = []
-        self.buckets: list[list[Factor]] = [[] for _ in plan.order]
+        self.buckets = position_factors(model, plan.order)
         self._memory: dict[tuple[tuple[int, tuple[int, ...]], ...], _Message] = {}
         self._room = _REMEMBERED
-        position = {v: at for at, v in enumerate(plan.order)}
-        turned: dict[tuple[int, tuple[int, ...]], tuple[int, Ints]] = {}
-        for factor in model.factors:
-            places = [position[v] for v in factor.scope]
-            axes = tuple(sorted(range(len(places)), key=places.__getitem__))
-            if (factor.key, axes) not in turned:
-                moved = factor.table.transpose(0, *(axis + 1 for axis in axes))
-                turned[factor.key, axes] = model.store.key(np.ascontiguousarray(moved))
-            key, table = turned[factor.key, axes]
-            scope = tuple(places[axis] for axis in axes)
-            self.buckets[scope[0]].append(Factor(scope, table, key))
 
     def eliminate(self) -> None:
         """Empty every bucket; ``total`` is then the minimum (a lower bound where buckets were split)."""

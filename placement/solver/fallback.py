@@ -141,6 +141,8 @@ def _part(
             consumers=tuple((place[v], ids[cut(v)]) for v, ids in net.consumers),
             table=net.table,
             always=net.always,
+            sets=net.sets,
+            monotone=net.monotone,
         )
         for net in nets
     )

@@ -14,17 +14,17 @@ from typing import Any
 from placement.graph.ir import Node
 from placement.rules import lookup
 from placement.rules.saved import kept
-from placement.rules.strategies import Strategy
+from placement.rules.strategies import JointStrategy
 from placement.solver.bind import Bound
 from placement.solver.storages import OneDevice, Use, thin_views
-from placement.types import Kind, Type
+from placement.types import I, Joint, R
 
 _Form = object  # what tells the storages of one value apart: cut over which factors, partial, or whole
 
 
-def _form(kind: Type) -> _Form:
+def _form(joint: Joint) -> _Form:
     """I and R are one storage: what joins them moves nothing."""
-    return kind if kind.kind in (Kind.S, Kind.P) else "whole"
+    return tuple("whole" if kind in (I, R) else kind for kind in joint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,11 @@ class Keeping:
     """
 
     def __init__(self, bound: Bound, *, least: bool = False) -> None:
-        self.n = bound.context.n
+        self.mesh = bound.mesh
         self.dims = bound.dims
         pins = (*bound.inputs.values(), *bound.parameters.values(), *bound.values.values())
         cut: Any = None if least else frozenset(kind.over for pin in pins for kind in pin.types if kind.over)
-        self.one = OneDevice(bound.graph, bound.context, thin_views(bound.graph, bound.context, cut))
+        self.one = OneDevice(bound, thin_views(bound, cut))
         self._charges: dict[tuple[Node, str], tuple[_Charge, ...]] = {}
         uses = {(node, ""): found for node, found in self.one.uses.items()}
         uses |= {(node, name): self._otherwise(node, name) for node in bound.graph.nodes for name in _others(node)}
@@ -80,7 +80,7 @@ class Keeping:
             places = tuple(place for place, value in enumerate(values) if value is use.kept.value)
             yield _Charge(use.storage, use.nbytes, places, use, self._payers[use.storage] is node)
 
-    def nbytes(self, node: Node, strategy: Strategy) -> int:
+    def nbytes(self, node: Node, strategy: JointStrategy) -> int:
         """What the op itself pays for on one rank; of a storage that others keep too, if it is the first of them."""
         charges = self._charges[node, strategy.implementation]
         if not charges:
@@ -90,19 +90,23 @@ class Keeping:
         counted: set[tuple[int, _Form]] = set()
         for charge in charges:
             if charge.storage < 0:
-                total += charge.nbytes // (self.n if self._cuts(charge.use, kinds[charge.places[0]]) else 1)
+                total += charge.nbytes // self._parts(charge.use, kinds[charge.places[0]])
                 continue
             for place in charge.places if charge.paid else ():
                 key = charge.storage, _form(kinds[place])
                 if key not in counted:
                     counted.add(key)
-                    total += charge.nbytes // (self.n if kinds[place].over else 1)
+                    total += charge.nbytes // self.mesh.parts(kinds[place])
         return total
 
-    def _cuts(self, use: Use, kind: Type) -> bool:
-        """Whether a tensor of the op's own is cut where the value is."""
-        place = self.dims.locate(use.kept.value, kind.over) if kind.over else None  # type: ignore[arg-type]
-        return place is not None and (use.kept.dims is None or place[0] in use.kept.dims)
+    def _parts(self, use: Use, joint: Joint) -> int:
+        """Into how many blocks a tensor of the op's own is cut where the value is cut."""
+        parts = 1
+        for axis, kind in zip(self.mesh.axes, joint, strict=True):
+            place = self.dims.locate(use.kept.value, kind.over) if kind.over else None  # type: ignore[arg-type]
+            if place is not None and (use.kept.dims is None or place[0] in use.kept.dims):
+                parts *= axis.n
+        return parts
 
 
 def _others(node: Node) -> tuple[str, ...]:

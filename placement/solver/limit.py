@@ -251,4 +251,4 @@ def _net_cost(net: Net, choice: Sequence[int]) -> Ints:
     mask = net.always
     for variable, asked in net.consumers:
         mask |= 1 << int(asked[choice[variable]])
-    return net.table[:, net.produced[choice[net.source]], mask]
+    return net.table[:, net.produced[choice[net.source]], net.columns(mask)]

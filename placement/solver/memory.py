@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 
 from placement.graph.ir import Node, Value, numel
-from placement.rules import Strategy
+from placement.rules import JointStrategy
 from placement.solver.bind import Bound
 from placement.solver.plan import Plan, Step, Version
 from placement.solver.storages import Layout, OneDevice, Saved, Walk, block_strides
-from placement.types import Action, R, Type
+from placement.types import Action, Joint, R
 
 ADAM_STATES = 2  # tensors of a parameter's size and dtype that AdamW keeps: the two moments
 
@@ -55,21 +54,23 @@ class Memory:
 def memory(plan: Plan) -> Memory:
     """What ``plan`` holds, with sizes as they are priced."""
     bound = plan.bound
-    one = OneDevice(bound.graph, bound.context)
-    whole = dict.fromkeys(plan.produced, R)
+    one = OneDevice(bound)
+    whole = dict.fromkeys(plan.produced, one.whole)
     return Memory(_usage(bound, plan.produced, saved(plan)), _usage(bound, whole, one.saved()))
 
 
 def pinned_states(bound: Bound) -> int:
     """Bytes of parameters, gradients and optimizer on one rank, of the largest placement where there is a choice."""
-    whole = {value: max(pin.types, key=lambda kind: not kind.over) for value, pin in bound.parameters.items()}
+    whole = {
+        value: Joint(max(kinds or (R,), key=lambda kind: not kind.over) for kinds in pin.kinds)
+        for value, pin in bound.parameters.items()
+    }
     return _usage(bound, whole, ()).states
 
 
-def _usage(bound: Bound, kinds: Mapping[Value, Type], kept_storages: tuple[Saved, ...]) -> Usage:
-    hints, n = bound.context.hints, bound.context.n
+def _usage(bound: Bound, kinds: Mapping[Value, Joint], kept_storages: tuple[Saved, ...]) -> Usage:
     owned = [p.value for p in bound.graph.parameters if not p.is_buffer]
-    sizes = {v: numel(v.shape, hints) * v.dtype.itemsize // (n if kinds[v].over else 1) for v in owned}
+    sizes = {v: numel(v.shape, bound.hints) * v.dtype.itemsize // bound.mesh.parts(kinds[v]) for v in owned}
     trained = sum(size for value, size in sizes.items() if value.requires_grad)
     return Usage(sum(sizes.values()), trained, ADAM_STATES * trained, kept_storages)
 
@@ -86,7 +87,7 @@ class _OneRank(Walk):
     """One rank of a plan: values at their types, and conversions in between."""
 
     def __init__(self, plan: Plan, *, gathered_again: bool) -> None:
-        super().__init__(plan.graph, plan.bound.context)
+        super().__init__(plan.bound)
         self.plan = plan
         self.again = gathered_again
         self.instead: dict[int, int] = {}
@@ -104,10 +105,10 @@ class _OneRank(Walk):
         for step in self.steps.get(value, ()):
             self.layouts[step.target] = self._converted(step, self.layouts[step.source])
 
-    def _strategy(self, node: Node) -> Strategy | None:
+    def _strategy(self, node: Node) -> JointStrategy | None:
         return self.plan.strategies[node]
 
-    def _kind(self, value: Value) -> Type:
+    def _kind(self, value: Value) -> Joint:
         return self.plan.produced[value]
 
     def _stands_for(self, storage: int) -> int:
@@ -116,14 +117,14 @@ class _OneRank(Walk):
     def _converted(self, step: Step, layout: Layout) -> Layout:
         """What the runtime's conversion gives: the tensor itself where nothing happens, else one of its own."""
         action = step.conversion.forward
-        if action is Action.NONE or self.context.n == 1:
+        mesh = self.bound.mesh
+        n = mesh.ranks(step.axes)
+        if action is Action.NONE or n == 1:
             return layout
         kind = step.target.type
         if action is Action.SPLIT:
-            place = self.context.dims.locate(step.value, kind.over)  # type: ignore[arg-type]
-            assert place is not None
-            outer = prod(self._number(factor.size) for factor in place[1])
-            strides = block_strides(layout, place[0], outer, self.context.n)
+            dim, before = mesh.place(self.bound.dims, step.value, kind, step.axes)
+            strides = block_strides(layout, dim, self._number(before), n)
             if strides is not None:
                 return Layout(layout.storage, self.shape(step.value, kind), strides)
         made = self.fresh(step.value, kind)

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from placement.graph.ir import Graph, Node, Output, Parameter, Value, evaluate
-from placement.rules import Collective, Strategy
-from placement.solver.bind import Axis, Bound
-from placement.types import Action, Conversion, Type
+from placement.rules import JointStrategy
+from placement.solver.bind import Bound
+from placement.solver.mesh import Axes, Mesh
+from placement.solver.pricing import Sent
+from placement.types import Action, Conversion, Joint, Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +19,7 @@ class Version:
     """A value in one type. ``stage`` is 1 after a ``value`` line converted it where it is produced, else 0."""
 
     value: Value
-    type: Type
+    type: Joint
     stage: int = 0
 
 
@@ -25,31 +27,41 @@ class Version:
 class Step:
     """A conversion of one version of a value into another.
 
-    nbytes: the full value's bytes. consumers: the ops and outputs that use the target directly or by
-    further steps. cause: ``file:line`` of the statements it follows from. times: picoseconds forward and backward.
+    axis: the name of ``axes``, of several ``dp_tp``. nbytes: of the value as the other axes leave it. consumers: the
+    ops and outputs that use the target directly or by further steps. cause: ``file:line`` of the statements it follows
+    from. times: picoseconds forward and backward. again: how often a stored parameter is gathered once more in the
+    backward.
     """
 
     source: Version
     target: Version
     axis: str
+    axes: Axes
     conversion: Conversion
     nbytes: int
     consumers: tuple[Node | Output, ...]
     cause: tuple[str, ...]
     times: tuple[int, int] = (0, 0)
+    again: int = 0
 
     @property
     def value(self) -> Value:
         """The value converted."""
         return self.source.value
 
+    @property
+    def sums_gradient(self) -> bool:
+        """Whether it is I → R: of a parameter, what its hook does."""
+        return self.conversion.source is Kind.I and self.conversion.target is Kind.R
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hook:
-    """A parameter used replicated: its gradient is summed over the axis."""
+    """A parameter used replicated: its gradient is summed over the axes, together."""
 
     parameter: Parameter
     axis: str
+    axes: Axes
     nbytes: int
     cause: tuple[str, ...] = ()
 
@@ -72,11 +84,12 @@ class Plan:
     """What a notebook shows a plan as: given by ``report``, which this room does not know."""
 
     bound: Bound
-    strategies: Mapping[Node, Strategy]
-    produced: Mapping[Value, Type]
+    strategies: Mapping[Node, JointStrategy]
+    produced: Mapping[Value, Joint]
     uses: Mapping[tuple[Node | Output, int], Version]
     steps: tuple[Step, ...]
     hooks: tuple[Hook, ...]
+    inside: Mapping[Node, tuple[Sent, ...]]  # the launches inside ops
     cost: tuple[int, int, int]
     lower_bound: tuple[int, int, int]
     compute: int  # picoseconds of the cost that is work, not communication
@@ -90,40 +103,38 @@ class Plan:
         return self.bound.graph
 
     @property
-    def axis(self) -> Axis:
-        """The mesh axis."""
-        return self.bound.axis
-
-    def implementations(self) -> tuple[tuple[Node, Collective], ...]:
-        """The collectives inside ops, in program order."""
-        return tuple((node, c) for node in self.graph.nodes for c in self.strategies[node].collectives)
+    def mesh(self) -> Mesh:
+        """The mesh axes."""
+        return self.bound.mesh
 
     def launches(self) -> tuple[Launch, ...]:
         """Every collective of one step: conversions, those inside ops, and the hooks' flat reductions."""
-        found = []
+        found: list[Launch] = []
+        hooked = {hook.parameter.value for hook in self.hooks}
         for step in self.steps:
-            for phase, action in (("forward", step.conversion.forward), ("backward", step.conversion.backward)):
-                if action.communicates and not self._is_hook(step):
+            actions = [("forward", step.conversion.forward), ("backward", step.conversion.backward)]
+            actions += [("backward", step.conversion.forward)] * step.again
+            for phase, action in actions:
+                hook = step.value in hooked and step.sums_gradient
+                if action.communicates and not hook and self.mesh.ranks(step.axes) > 1:
                     found.append(Launch(step.axis, phase, action, step.nbytes))
-        found += [Launch(self.axis.name, c.phase, c.action, c.nbytes) for _, c in self.implementations()]
-        flat: dict[object, int] = {}
+        inside = [
+            one for node in self.graph.nodes for one in self.inside.get(node, ()) if self.mesh.ranks(one.axes) > 1
+        ]
+        found += [Launch(self.mesh.name(s.axes), s.collective.phase, s.collective.action, s.nbytes) for s in inside]
+        flat: dict[tuple[str, object], int] = {}
         for hook in self.hooks:
-            dtype = hook.parameter.value.dtype
-            flat[dtype] = flat.get(dtype, 0) + hook.nbytes
-        found += [Launch(self.axis.name, "backward", Action.ALL_REDUCE, n) for n in flat.values()]
-        return tuple(found) if self.axis.n > 1 else ()
-
-    def _is_hook(self, step: Step) -> bool:
-        return (
-            any(step.value is hook.parameter.value for hook in self.hooks)
-            and step.conversion.backward is Action.ALL_REDUCE
-        )
+            if self.mesh.ranks(hook.axes) > 1:
+                key = hook.axis, hook.parameter.value.dtype
+                flat[key] = flat.get(key, 0) + hook.nbytes
+        found += [Launch(axis, "backward", Action.ALL_REDUCE, n) for (axis, _), n in flat.items()]
+        return tuple(found)
 
     def nbytes(self, value: Value) -> int:
         """The full value's bytes at the example's sizes."""
         count = value.dtype.itemsize
         for size in value.shape:
-            count *= evaluate(size, self.bound.context.hints)
+            count *= evaluate(size, self.bound.hints)
         return count
 
     def _repr_html_(self) -> str | None:

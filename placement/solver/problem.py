@@ -10,6 +10,7 @@ Arrays of costs have the three on axis 0. Each is at most ``LIMIT``; ``FORBIDDEN
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,12 +37,14 @@ class Variable:
 class Net:
     """One value: its producer, its consumers, and what conversions between them cost.
 
-    source: the producing variable. produced: int64 [choices of source], the type id it makes.
-    consumers: (variable, asked) pairs; asked: int64 [choices of that variable], the type id it wants.
+    source: the producing variable. produced: int64 [choices of source], the row of what it makes.
+    consumers: (variable, asked) pairs; asked: int64 [choices of that variable], the bit of the type it wants.
     One variable may occur in several pairs (an op that uses a value twice), or be the source itself.
-    always: bit mask of the type ids that are asked for in any case (a graph output).
-    table: int64 [3, types, 2 ** types], the least cost to have, from the row's type, every type whose bit is
-    in the column's mask. Row t with mask 1 << t costs nothing. FORBIDDEN where there is no way.
+    always: bit mask of the types that are asked for in any case (a graph output).
+    table: int64 [3, rows, sets], the least cost to have, from the row's type, every type of the column's set.
+    FORBIDDEN where there is no way.
+    sets: int64 [sets], the columns' bit masks, ascending: every union of what consumers may ask for. None where
+    there is a column for every mask. monotone: whether a larger set is known to cost no less.
     """
 
     name: str
@@ -50,11 +53,12 @@ class Net:
     consumers: tuple[tuple[int, NDArray[np.int64]], ...]
     table: Costs
     always: int = 0
+    sets: NDArray[np.int64] | None = None
+    monotone: bool = False
 
-    @property
-    def types(self) -> int:
-        """How many types the value may have."""
-        return int(self.table.shape[1])
+    def columns(self, masks: Any) -> Any:
+        """The columns of these masks: an int, or an array of them."""
+        return masks if self.sets is None else np.searchsorted(self.sets, masks)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,7 +77,7 @@ class Problem:
             mask = net.always
             for variable, asked in net.consumers:
                 mask |= 1 << int(asked[choice[variable]])
-            total += net.table[:, net.produced[choice[net.source]], mask]
+            total += net.table[:, net.produced[choice[net.source]], net.columns(mask)]
         return int(total[0]), int(total[1]), int(total[2])
 
     def verify(self) -> None:
@@ -82,10 +86,13 @@ class Problem:
             if variable.costs.shape[0] != COMPONENTS or variable.costs.shape[1] < 1:
                 raise ValueError(f"{variable.name}: costs have shape {variable.costs.shape}")
         for net in self.nets:
-            if net.table.shape != (COMPONENTS, net.types, 1 << net.types):
+            _, rows, columns = net.table.shape
+            bits = columns.bit_length() - 1 if net.sets is None else int(net.sets[-1]).bit_length()
+            if len(net.table) != COMPONENTS or columns != (1 << bits if net.sets is None else len(net.sets)):
                 raise ValueError(f"{net.name}: table has shape {net.table.shape}")
-            for index, ids in ((net.source, net.produced), *net.consumers):
-                if ids.shape != self.variables[index].costs.shape[1:] or ids.min() < 0 or ids.max() >= net.types:
+            sides = [(net.source, net.produced, rows), *((v, asked, bits) for v, asked in net.consumers)]
+            for index, ids, most in sides:
+                if ids.shape != self.variables[index].costs.shape[1:] or ids.min() < 0 or ids.max() >= most:
                     raise ValueError(f"{net.name}: types of {self.variables[index].name} do not fit")
 
 

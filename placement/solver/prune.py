@@ -16,11 +16,11 @@ import numpy as np
 from placement.solver.limbs import INFINITE, Conflict, Ints, Limbs, Store, least
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from placement.solver.problem import Net, Problem
+    from placement.solver.problem import Problem
 
 _PASSES = 12
 _CONTEXTS = 1 << 20  # numbers compared for one variable in one net; above, the net allows no dominance
@@ -29,6 +29,17 @@ AskSet = tuple[int, ...]  # masks, ascending
 # Table key, rows and own masks of the source's choices, masks of the consumer's choices (None: it is the
 # source that is asked about), and how many other consumers have which set to ask for.
 _Question = tuple[int, tuple[int, ...], tuple[int, ...], AskSet | None, tuple[tuple[AskSet, int], ...]]
+
+
+class Columns(NamedTuple):
+    """A net's table, packed [limbs, rows, sets], and the bit masks of its columns; None where all have one."""
+
+    table: Ints
+    sets: Ints | None
+
+    def at(self, rows: Ints, masks: Ints) -> Ints:
+        """The costs at rows and masks that broadcast: [limbs, ...]."""
+        return self.table[:, rows, masks if self.sets is None else np.searchsorted(self.sets, masks)]
 
 
 class _Contrast(NamedTuple):
@@ -44,17 +55,20 @@ class _Contrast(NamedTuple):
 
 
 class Pruned:
-    """The choices kept of each variable, ascending, and the masks that each net's consumers ask for."""
+    """The choices kept of each variable, ascending, and the masks that each net's consumers ask for.
 
-    def __init__(self, problem: Problem, limbs: Limbs, store: Store) -> None:
+    Without ``drop`` only forbidden ones are left out.
+    """
+
+    def __init__(self, problem: Problem, limbs: Limbs, store: Store, *, drop: bool = True) -> None:
         self.problem = problem
         self.store = store
-        self.asked = [_asked(net) for net in problem.nets]
-        self.by_key: dict[int, Ints] = {}  # the nets' tables, packed
+        self.asked = [asked_masks(net.consumers) for net in problem.nets]
+        self.by_key: dict[int, Columns] = {}
         self.tables = self._keys(limbs)
         self.kept: list[Ints] = []
         self.costs: list[tuple[int, Ints]] = []  # key and table of the kept choices' own costs
-        self._merge(limbs)
+        self._merge(limbs, drop=drop)
         self._near: list[list[int]] = [[] for _ in problem.variables]
         self._sets: list[dict[int, AskSet]] = []
         self._counts: list[Counter[AskSet]] = []
@@ -67,18 +81,25 @@ class Pruned:
         self._sources: dict[int, tuple[AskSet, AskSet, tuple[AskSet, AskSet]]] = {}
         self._contrasts: dict[_Question, _Contrast | None] = {}
         self._decided: dict[tuple[object, ...], Ints] = {}
-        self._run()
+        if drop:
+            self._run()
 
     def _keys(self, limbs: Limbs) -> list[int]:
         """The key of each net's table; nets share tables by identity or by content."""
-        seen: dict[int, int] = {}
+        seen: dict[tuple[int, bytes], int] = {}
+        packed: dict[int, tuple[int, Ints]] = {}
+        keys: list[int] = []
         for net in self.problem.nets:
-            if id(net.table) not in seen:
-                key, table = self.store.key(limbs.pack(net.table))
-                seen[id(net.table)], self.by_key[key] = key, table
-        return [seen[id(net.table)] for net in self.problem.nets]
+            if id(net.table) not in packed:
+                packed[id(net.table)] = self.store.key(limbs.pack(net.table))
+            content, table = packed[id(net.table)]
+            sets = net.sets
+            key = seen.setdefault((content, b"" if sets is None else sets.tobytes()), len(seen))
+            self.by_key.setdefault(key, Columns(table, sets))
+            keys.append(key)
+        return keys
 
-    def _merge(self, limbs: Limbs) -> None:
+    def _merge(self, limbs: Limbs, *, drop: bool) -> None:
         """Of choices that every net sees alike keep the cheapest; drop forbidden ones."""
         seen: list[list[Ints]] = [[] for _ in self.problem.variables]
         for net, masks in zip(self.problem.nets, self.asked, strict=True):
@@ -90,7 +111,7 @@ class Pruned:
             name = tuple([part.tobytes() for part in (variable.costs, *seen[v])])
             if name not in done:
                 packed = limbs.pack(variable.costs)
-                kept = _distinct(packed, seen[v])
+                kept = _distinct(packed, seen[v]) if drop else np.flatnonzero(packed[0] < INFINITE)
                 if not len(kept):
                     raise Conflict(v)
                 done[name] = (kept, self.store.key(packed[:, kept]))
@@ -189,10 +210,10 @@ class Pruned:
         return np.array(alive, dtype=np.int64)
 
 
-def _asked(net: Net) -> dict[int, Ints]:
-    """Per consuming variable the mask each of its choices asks for, several uses joined."""
+def asked_masks(consumers: Sequence[tuple[int, Ints]]) -> dict[int, Ints]:
+    """Per consuming variable of a net the mask each of its choices asks for, several uses joined."""
     masks: dict[int, Ints] = {}
-    for v, ids in net.consumers:
+    for v, ids in consumers:
         bits = np.left_shift(1, ids)
         masks[v] = masks[v] | bits if v in masks else bits
     return masks
@@ -214,23 +235,24 @@ def _distinct(packed: Ints, seen: list[Ints]) -> Ints:
 
 
 def _contrast(
-    table: Ints,
+    columns: Columns,
     rows: tuple[int, ...],
     own: tuple[int, ...],
     bits: AskSet | None,
     others: tuple[tuple[AskSet, int], ...],
 ) -> _Contrast | None:
     """Compare the choices in every state of the net; None where that is too much."""
-    row, mask, rest = np.array(rows), np.array(own), np.array(union_masks(dict(others)))
+    row, mask, rest = (np.array(part, dtype=np.int64) for part in (rows, own, union_masks(dict(others))))
     choices = len(rows) if bits is None else len(bits)
     states = len(rest) * (1 if bits is None else len(rows))
-    if states * choices * choices * table.shape[0] > _CONTEXTS:
+    limbs = columns.table.shape[0]
+    if states * choices * choices * limbs > _CONTEXTS:
         return None
     if bits is None:
-        cost = table[:, row, rest[:, None] | mask]
+        cost = columns.at(row, rest[:, None] | mask)
     else:
         base = (mask[:, None] | rest)[..., None]
-        cost = table[:, row[:, None, None], base | np.array(bits)].reshape(table.shape[0], -1, choices)
+        cost = columns.at(row[:, None, None], base | np.array(bits)).reshape(limbs, -1, choices)
     fits = cost[0] < INFINITE
     less = cost[:, :, :, None] - cost[:, :, None, :]  # how much b costs less than a
     both = fits[:, :, None] & fits[:, None, :]

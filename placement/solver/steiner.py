@@ -3,7 +3,8 @@
 The consumers of a value ask for a set of types; conversions may share their beginnings (one all-gather,
 then two free splits). The least cost is that of a directed Steiner arborescence over the value's types:
 rooted at the type it is produced in, reaching every type asked for, chains through types nobody asked for
-allowed. Dynamic programming over sets of types gives all roots and all sets at once, 3**T steps.
+allowed. Dynamic programming over sets of types asked for (Dreyfus and Wagner) gives all roots at once, in 3**k
+steps for a set of k types; only the sets that somebody asks about are found.
 """
 
 from __future__ import annotations
@@ -13,136 +14,83 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from placement.solver.limbs import INFINITE, Ints, least, less_than
 from placement.solver.problem import COMPONENTS, FORBIDDEN, LIMIT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Mapping, Sequence
 
     from placement.solver.problem import Costs
-    from placement.types import Type
 
-    Price = Callable[[Type, Type], tuple[int, int, int] | None]
-    Matrix = tuple[tuple[int, int, int] | None, ...]
+    Price = tuple[int, int, int]
 
-MOST_TYPES = 10
-_FIELD = 60  # bits per component of a packed cost; LIMIT times the edges of any tree fits
-_MASK = (1 << _FIELD) - 1
+_PARTS = COMPONENTS + 1
 
 
-def conversion_table(types: Sequence[Type], price: Price) -> Costs:
-    """The least cost to have, from each type, every type of each set.
+def conversions(count: int, prices: Mapping[tuple[int, int], Price], asked: Sequence[int]) -> Conversions:
+    """The least conversions among ``count`` types, of which those in ``asked`` may be asked for.
 
-    price(a, b) is what the direct conversion from ``a`` to ``b`` costs (ps, bytes kept, launches), each
-    between 0 and LIMIT, or None where there is none. Returns int64 [3, T, 2 ** T], read-only and shared
-    between calls with the same prices; FORBIDDEN where there is no way.
-    Raises ValueError on more than 10 types or a price out of range.
+    prices: what the direct conversion from one type to another costs (ps, bytes kept, launches), each
+    between 0 and LIMIT; pairs that are left out have none. The same numbers give the same object: thousands of
+    values share a few. Raises ValueError on a price out of range.
     """
-    return _solve(len(types), _matrix(types, price)).table
-
-
-def conversion_tree(types: Sequence[Type], price: Price, source: int, asked: int) -> tuple[tuple[int, int], ...]:
-    """The conversions (from, to) that give every type in the bit mask ``asked`` at the cost of the table.
-
-    Each edge's source is ``source`` or the target of an earlier edge. Among trees of equal cost it has the
-    fewest edges. Raises ValueError where there is no way.
-    """
-    return _solve(len(types), _matrix(types, price)).tree(source, asked)
-
-
-def _matrix(types: Sequence[Type], price: Price) -> Matrix:
-    """Direct prices, row by row; the diagonal is None."""
-    if len(types) > MOST_TYPES:
-        raise ValueError(f"{len(types)} types of one value; at most {MOST_TYPES} are supported")
-    found = tuple(None if a == b else price(a, b) for a in types for b in types)
-    for entry in found:
-        if entry is not None and not all(0 <= part <= LIMIT for part in entry):
+    for entry in prices.values():
+        if not all(0 <= part <= LIMIT for part in entry):
             raise ValueError(f"price {entry} is not between 0 and {LIMIT}")
-    return found
+    return _shared(count, tuple(sorted(prices.items())), tuple(asked))
 
 
-class _Arborescences:
-    """All least trees over one matrix of prices.
+class Conversions:
+    """All least trees over one set of prices. Sets of types are bit masks over ``asked``.
 
-    Costs are packed in Python integers: ps, bytes, launches, edges from the highest bits down. The edge
-    count makes every edge cost something, so a least tree has no cycle and no edge twice.
+    Costs are arrays of four numbers: ps, bytes, launches, and the number of edges. The last makes every edge cost
+    something, so a least tree has no cycle and no edge twice.
     """
 
-    __slots__ = ("_best", "_next", "_split", "table")
+    def __init__(self, count: int, prices: Mapping[tuple[int, int], Price], asked: tuple[int, ...]) -> None:
+        self.count = count
+        self.asked = asked
+        self._paths(prices)
+        self._best: dict[int, Ints] = {0: np.zeros((_PARTS, count), dtype=np.int64)}
+        self._split: dict[int, tuple[Ints, Ints]] = {}
+        self._tables: dict[tuple[tuple[int, ...], bytes], Costs] = {}
 
-    def __init__(self, count: int, matrix: Matrix) -> None:
-        self._shortest(count, matrix)
-        self._grow(count)
-        self.table = self._unpack(count)
+    def table(self, sources: tuple[int, ...], sets: Ints) -> Costs:
+        """The least cost to have, from each of ``sources``, every type of each set.
 
-    def _shortest(self, count: int, matrix: Matrix) -> None:
-        """Floyd and Warshall: _best[mask of one bit][from] and the first step of each path."""
-        direct = [None if entry is None else _pack(entry) for entry in matrix]
-        away = [direct[i * count : (i + 1) * count] for i in range(count)]
-        step: list[list[int]] = [list(range(count)) for _ in range(count)]
-        for i in range(count):
-            away[i][i] = 0
-        for via in range(count):
-            for i in range(count):
-                head = away[i][via]
-                if head is None:
-                    continue
-                for j in range(count):
-                    tail, old = away[via][j], away[i][j]
-                    if tail is not None and (old is None or head + tail < old):
-                        away[i][j], step[i][j] = head + tail, step[i][via]
-        self._next = step
-        self._best: list[list[int | None]] = [[0] * count]
-        self._best += [[away[i][mask.bit_length() - 1] for i in range(count)] for mask in range(1, 1 << count)]
-
-    def _grow(self, count: int) -> None:
-        """Sets of two and more: walk from the root to some type, then split the set there.
-
-        _split[mask][root] is (that type, one part of the set) for the rest of ``tree`` to follow.
+        Returns int64 [3, sources, sets], read-only and shared; FORBIDDEN where there is no way.
         """
-        best = self._best
-        away = [best[1 << j] for j in range(count)]
-        self._split: dict[tuple[int, int], tuple[int, int]] = {}
-        for mask in range(1, 1 << count):
-            if mask & (mask - 1) == 0:
-                continue
-            parts = [_halves(best, mask, at) for at in range(count)]
-            for root in range(count):
-                least: int | None = None
-                for at in range(count):
-                    walk, (rest, part) = away[at][root], parts[at]
-                    if walk is not None and rest is not None and (least is None or walk + rest < least):
-                        least = walk + rest
-                        self._split[mask, root] = (at, part)
-                best[mask][root] = least
+        key = sources, sets.tobytes()
+        if key not in self._tables:
+            rows = list(sources)
+            table = np.stack([self._costs(mask)[:COMPONENTS, rows] for mask in sets.tolist()], axis=2)
+            forbidden = table[0] >= INFINITE
+            table[:, forbidden] = 0
+            table[0, forbidden] = FORBIDDEN
+            table.setflags(write=False)
+            self._tables[key] = table
+        return self._tables[key]
 
-    def _unpack(self, count: int) -> Costs:
-        table = np.zeros((COMPONENTS, count, 1 << count), dtype=np.int64)
-        for mask, row in enumerate(self._best):
-            for root, cost in enumerate(row):
-                if cost is None:
-                    table[0, root, mask] = FORBIDDEN
-                else:
-                    for part in range(COMPONENTS):
-                        table[part, root, mask] = cost >> (_FIELD * (COMPONENTS - part)) & _MASK
-        table.setflags(write=False)
-        return table
+    def tree(self, source: int, mask: int) -> tuple[tuple[int, int], ...]:
+        """The conversions (from, to) that give every type in ``mask`` at the cost of the table.
 
-    def tree(self, source: int, asked: int) -> tuple[tuple[int, int], ...]:
-        """The edges of the least tree, sorted so that each starts at a type already there."""
-        if self._best[asked][source] is None:
-            raise ValueError(f"no conversions lead from type {source} to every type in mask {asked:b}")
+        Each edge's source is ``source`` or the target of an earlier edge. Among trees of equal cost it has the
+        fewest edges. Raises ValueError where there is no way.
+        """
+        if self._costs(mask)[0, source] >= INFINITE:
+            raise ValueError(f"no conversions lead from type {source} to every type in mask {mask:b}")
         edges: set[tuple[int, int]] = set()
-        todo = [(source, asked)]
+        todo = [(source, mask)]
         while todo:
             root, mask = todo.pop()
             if mask & (mask - 1):
-                at, part = self._split[mask, root]
+                walk, parts = self._split[mask]
+                at = int(walk[root])
+                part = int(parts[at])
                 todo += [(at, part), (at, mask & ~part)]
-                mask = 1 << at
-            target = mask.bit_length() - 1
-            while mask and root != target:
-                edges.add((root, self._next[root][target]))
-                root = self._next[root][target]
+                edges |= self._path(root, at)
+            elif mask:
+                edges |= self._path(root, self.asked[mask.bit_length() - 1])
         have, ordered = {source}, []
         while edges:
             edge = min(edge for edge in edges if edge[0] in have)
@@ -151,29 +99,68 @@ class _Arborescences:
             have.add(edge[1])
         return tuple(ordered)
 
+    def _path(self, root: int, target: int) -> set[tuple[int, int]]:
+        edges: set[tuple[int, int]] = set()
+        while root != target:
+            edges.add((root, int(self._next[root, target])))
+            root = int(self._next[root, target])
+        return edges
 
-def _pack(price: tuple[int, int, int]) -> int:
-    return ((price[0] << _FIELD | price[1]) << _FIELD | price[2]) << _FIELD | 1
+    def _paths(self, prices: Mapping[tuple[int, int], Price]) -> None:
+        """Floyd and Warshall: the least cost from each type to each, and the first step of each path."""
+        count = self.count
+        away = np.zeros((_PARTS, count, count), dtype=np.int64)
+        away[0] = INFINITE
+        away[0, range(count), range(count)] = 0
+        for (i, j), price in prices.items():
+            away[:, i, j] = (*price, 1)
+        step = np.tile(np.arange(count), (count, 1))
+        for via in range(count):
+            other = _capped(away[:, :, via, None] + away[:, None, via, :])
+            less = less_than(other, away)
+            away = np.where(less, other, away)
+            step = np.where(less, step[:, via, None], step)
+        self._away, self._next = away, step
+
+    def _costs(self, mask: int) -> Ints:
+        """What a set costs from each root, [4, types]: walk to some type, then split the set there.
+
+        _split[mask] is (that type by root, one part of the set by type) for ``tree`` to follow.
+        """
+        known = self._best.get(mask)
+        if known is not None:
+            return known
+        if mask & (mask - 1) == 0:
+            found = self._away[:, :, self.asked[mask.bit_length() - 1]]
+        else:
+            halves, parts = self._halves(mask)
+            found, walk = least(_capped(self._away.transpose(0, 2, 1) + halves[:, :, None]))
+            self._split[mask] = walk, parts
+        self._best[mask] = found
+        return found
+
+    def _halves(self, mask: int) -> tuple[Ints, Ints]:
+        """The cheapest way to cover ``mask`` from each type in two parts, and the part with the lowest bit.
+
+        A type that is asked for costs nothing where the walk is at it, so the two parts are never empty.
+        """
+        low = mask & -mask
+        parts: list[int] = []
+        part = (mask - 1) & mask
+        while part:
+            if part & low:
+                parts.append(part)
+            part = (part - 1) & mask
+        costs = np.stack([self._costs(part) + self._costs(mask & ~part) for part in parts], axis=1)
+        best, index = least(_capped(costs))
+        return best, np.array(parts)[index]
 
 
-def _halves(best: list[list[int | None]], mask: int, at: int) -> tuple[int | None, int]:
-    """The cheapest way to cover ``mask`` from ``at`` in two parts, and the part with the lowest bit.
-
-    A type that is ``at`` itself is a part that costs nothing, so the two parts are never empty.
-    """
-    low = mask & -mask
-    least, chosen, part = None, low, mask
-    while True:
-        part = (part - 1) & mask
-        if part == 0:
-            return least, chosen
-        if part & low:
-            one, other = best[part][at], best[mask & ~part][at]
-            if one is not None and other is not None and (least is None or one + other < least):
-                least, chosen = one + other, part
+def _capped(costs: Ints) -> Ints:
+    np.minimum(costs[0], INFINITE, out=costs[0])
+    return costs
 
 
 @lru_cache(maxsize=1024)
-def _solve(count: int, matrix: Matrix) -> _Arborescences:
-    """Thousands of values share a few matrices; the key is the prices, not the types."""
-    return _Arborescences(count, matrix)
+def _shared(count: int, prices: tuple[tuple[tuple[int, int], Price], ...], asked: tuple[int, ...]) -> Conversions:
+    return Conversions(count, dict(prices), asked)

@@ -16,11 +16,12 @@ import torch
 
 from placement.graph._torch import schema_arguments, schema_name, storage_of
 from placement.graph.factors import Factors
-from placement.graph.ir import Graph, Node, Size, Value, evaluate, leaves, substitute
-from placement.rules import Context, Strategy, lookup
+from placement.graph.ir import Node, Size, Value, evaluate, leaves, substitute
+from placement.rules import JointStrategy, lookup
 from placement.rules.core import arguments
 from placement.rules.saved import LAYOUTS, Kept, kept
-from placement.types import R, Type
+from placement.solver.bind import Bound
+from placement.types import Joint, R, Type
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,8 +81,8 @@ class _Heap:
 class Walk:
     """Goes through a program in order; subclasses say in which types its values are."""
 
-    def __init__(self, graph: Graph, context: Context) -> None:
-        self.graph, self.context = graph, context
+    def __init__(self, bound: Bound) -> None:
+        self.bound, self.graph = bound, bound.graph
         self.heap = _Heap()
         self.uses: dict[Node, tuple[Use, ...]] = {}
         self._known: dict[Any, tuple[Made, ...]] = {}
@@ -97,17 +98,14 @@ class Walk:
         """Note where a value lies that has just been made."""
         raise NotImplementedError
 
-    def _strategy(self, node: Node) -> Strategy | None:
+    def _strategy(self, node: Node) -> JointStrategy | None:
         """How an op is run, None for the op as it is."""
         raise NotImplementedError
 
-    def shape(self, value: Value, kind: Type) -> tuple[int, ...]:
-        """The shape of a value of type ``kind`` on one rank."""
-        sizes = [size if isinstance(size, int) else self._number(size) for size in value.shape]
-        place = self.context.dims.locate(value, kind.over) if kind.over else None  # type: ignore[arg-type]
-        if place is not None:
-            sizes[place[0]] //= self.context.n
-        return tuple(sizes)
+    def shape(self, value: Value, joint: Joint) -> tuple[int, ...]:
+        """The shape of a value of this type on one rank."""
+        whole = tuple(size if isinstance(size, int) else self._number(size) for size in value.shape)
+        return self.bound.mesh.shape(self.bound.dims, value, joint, whole)  # type: ignore[return-value]
 
     # -- the walk -------------------------------------------------------------------------------
 
@@ -126,11 +124,11 @@ class Walk:
                 self._made(value, layout)
             self.uses[node] = tuple(self._uses(node, operands, results))
 
-    def _kind(self, value: Value) -> Type:
+    def _kind(self, value: Value) -> Joint:
         """The type in which a value is made."""
         raise NotImplementedError
 
-    def fresh(self, value: Value, kind: Type) -> Layout:
+    def fresh(self, value: Value, kind: Joint) -> Layout:
         """A tensor of a storage of its own, contiguous."""
         shape = self.shape(value, kind)
         return Layout(self.heap.new(value, prod(shape) * value.dtype.itemsize), shape, contiguous(shape))
@@ -213,7 +211,7 @@ class Walk:
 
     def _number(self, size: Size) -> int:
         if size not in self._numbers:
-            self._numbers[size] = evaluate(size, self.context.hints)
+            self._numbers[size] = evaluate(size, self.bound.hints)
         return self._numbers[size]
 
     # -- what is kept ---------------------------------------------------------------------------
@@ -245,9 +243,10 @@ class OneDevice(Walk):
     ``views`` are results that are taken to be views of an operand, by its position, whatever torch says.
     """
 
-    def __init__(self, graph: Graph, context: Context, views: Mapping[Value, int] | None = None) -> None:
-        super().__init__(graph, context)
+    def __init__(self, bound: Bound, views: Mapping[Value, int] | None = None) -> None:
+        super().__init__(bound)
         self.layouts: dict[Value, Layout] = {}
+        self.whole = Joint([R] * len(bound.mesh.axes))
         self.views = views or {}
         self.run()
 
@@ -266,27 +265,28 @@ class OneDevice(Walk):
     def _made(self, value: Value, layout: Layout) -> None:
         self.layouts[value] = layout
 
-    def _strategy(self, node: Node) -> Strategy | None:  # noqa: ARG002 - as of every walk
+    def _strategy(self, node: Node) -> JointStrategy | None:  # noqa: ARG002 - as of every walk
         return None
 
-    def _kind(self, value: Value) -> Type:  # noqa: ARG002 - as of every walk
-        return R
+    def _kind(self, value: Value) -> Joint:  # noqa: ARG002 - as of every walk
+        return self.whole
 
 
 class _Thin(OneDevice):
-    """Every value cut to blocks of one element, where some dim has as many parts as there are ranks."""
+    """Every value cut by one axis to blocks of one element, where some dim has as many parts as there are ranks."""
 
-    def __init__(self, graph: Graph, context: Context, allowed: frozenset[Factors] | None) -> None:
+    def __init__(self, bound: Bound, axis: int, allowed: frozenset[Factors] | None) -> None:
         self.found: dict[Value, int] = {}
         self.allowed = allowed
-        super().__init__(graph, context)
+        self.axis, self.context = axis, bound.contexts[axis]
+        super().__init__(bound)
 
-    def _kind(self, value: Value) -> Type:
+    def _kind(self, value: Value) -> Joint:
         runs = (run for dim in self.context.dims.of(value) for run in self.context.runs(dim))
         runs = (run for run in runs if self.allowed is None or run in self.allowed)
         thin = (run for run in runs if prod(self._number(f.size) for f in run) == self.context.n)
-        kinds = (self.context.shard(value, run) for run in thin)
-        return next((kind for kind in kinds if kind is not None), R)
+        kinds: Iterator[Type | None] = (self.context.shard(value, run) for run in thin)
+        return self.whole.replaced((self.axis,), next((kind for kind in kinds if kind is not None), R))
 
     def _lies(self, node: Node, operands: list[Layout], shapes: list[tuple[int, ...]]) -> tuple[Made, ...]:
         made = super()._lies(node, operands, shapes)
@@ -297,12 +297,13 @@ class _Thin(OneDevice):
         return iter(())  # it is asked about views alone
 
 
-def thin_views(graph: Graph, context: Context, allowed: frozenset[Factors] | None = None) -> Mapping[Value, int]:
+def thin_views(bound: Bound, allowed: frozenset[Factors] | None = None) -> Mapping[Value, int]:
     """Results that are views on a rank that has one part of a dim, though on one device they may be copies.
 
     ``allowed`` are the runs that may be cut, None for all. Gives the operand that each is a view of.
     """
-    return _Thin(graph, context, allowed).found if context.n > 1 else {}
+    real = [index for index, axis in enumerate(bound.mesh.axes) if axis.n > 1]
+    return {value: place for index in real for value, place in _Thin(bound, index, allowed).found.items()}
 
 
 # -- geometry -------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from placement.solver.limbs import INFINITE, Conflict, Ints, Limbs, Store, less_than
-from placement.solver.prune import Pruned, ask_set, union_masks
+from placement.solver.prune import Columns, Pruned, ask_set, union_masks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,7 @@ class Factor:
 class Model:
     """A problem as factors over variables of at least two choices, the problem's own and auxiliary ones."""
 
-    def __init__(self, problem: Problem, dense: int) -> None:
+    def __init__(self, problem: Problem, dense: int, *, prune: bool = True) -> None:
         self.limbs = Limbs.of(problem)
         self.dense = dense
         self.store = Store()
@@ -46,7 +46,7 @@ class Model:
         self.total = [0] * len(self.limbs.groups)
         self._built: dict[tuple[object, ...], tuple[int, Ints]] = {}
         self._rising: dict[int, bool] = {}
-        pruned = Pruned(problem, self.limbs, self.store)
+        pruned = Pruned(problem, self.limbs, self.store, drop=prune)
         self.kept = pruned.kept
         self.domains = [len(kept) for kept in self.kept]
         self.owner = list(range(len(self.domains)))  # auxiliary variables belong to their net's source
@@ -68,18 +68,18 @@ class Model:
             raise Conflict(owner)
         self.total = [a + int(b) for a, b in zip(self.total, table, strict=True)]
 
-    def _net(self, net: Net, key: int, table: Ints, masks: dict[int, Ints]) -> None:
+    def _net(self, net: Net, key: int, table: Columns, masks: dict[int, Ints]) -> None:
         produced = net.produced[self.kept[net.source]]
         own = masks.pop(net.source, np.zeros_like(produced)) | net.always
         for v in [v for v in masks if self.domains[v] == 1]:
             own = own | masks.pop(v)
         if prod([self.domains[v] for v in (net.source, *masks)]) > self.dense and len(masks) > 1:
-            build = self._hub if self._monotone(key, table) else self._chain
+            build = self._hub if net.monotone or self._monotone(key, table) else self._chain
             build(table, produced, own, masks, net.source)
         else:
             self._clique(key, table, produced, own, masks, net.source)
 
-    def _clique(self, key: int, table: Ints, produced: Ints, own: Ints, masks: dict[int, Ints], source: int) -> None:
+    def _clique(self, key: int, table: Columns, produced: Ints, own: Ints, masks: dict[int, Ints], source: int) -> None:
         """One table over the source (left out where it has one choice) and the consumers."""
         name = (key, produced.tobytes(), own.tobytes(), *(bits.tobytes() for bits in masks.values()))
         if name not in self._built:
@@ -87,27 +87,28 @@ class Model:
             index = own.reshape(-1, *[1] * len(masks))
             for axis, bits in enumerate(masks.values(), 1):
                 index = index | bits.reshape([-1 if axis == at else 1 for at in range(rank)])
-            whole = table[:, produced.reshape(-1, *[1] * len(masks)), index]
+            whole = table.at(produced.reshape(-1, *[1] * len(masks)), index)
             whole = whole if len(produced) > 1 else whole[:, 0]
             self._built[name] = self.store.key(np.ascontiguousarray(whole))
         scope = ((source,) if len(produced) > 1 else ()) + tuple(masks)
         found, whole = self._built[name]
         self._add(scope, whole, found, source)
 
-    def _hub(self, table: Ints, produced: Ints, own: Ints, masks: dict[int, Ints], source: int) -> None:
+    def _hub(self, table: Columns, produced: Ints, own: Ints, masks: dict[int, Ints], source: int) -> None:
         """One auxiliary variable: a set that covers what is asked for. A larger set never costs less."""
-        columns = {mask: table[:, produced, own | mask] for mask in union_masks(Counter(map(ask_set, masks.values())))}
-        sets = _covers({mask: column for mask, column in columns.items() if column[0].min() < INFINITE})
-        if not sets:
+        every = np.array(union_masks(Counter(map(ask_set, masks.values()))), dtype=np.int64)
+        columns = table.at(produced[:, None], own[:, None] | every)
+        possible = columns[0].min(axis=0) < INFINITE
+        if not possible.any():
             raise Conflict(source)
-        whole = np.stack([columns[mask] for mask in sets], axis=2)
+        kept = _covers(every[possible], columns[:, :, possible])
+        sets, whole = every[possible][kept], columns[:, :, possible][:, :, kept]
         hub = self._auxiliary(len(sets), source) if len(sets) > 1 else None
         scope = tuple(v for v, kept in ((source, len(produced) > 1), (hub, True)) if kept and v is not None)
         key, whole = self.store.key(np.ascontiguousarray(whole.reshape(-1, *[self.domains[v] for v in scope])))
         self._add(scope, whole, key, source)
-        allowed = np.array(sets)
         for v, bits in masks.items():
-            fits = (bits[:, None] & ~allowed[None, :]) == 0
+            fits = (bits[:, None] & ~sets[None, :]) == 0
             if fits.all():
                 continue
             pair = np.zeros((len(self.total), *fits.shape), dtype=np.int64)
@@ -116,22 +117,25 @@ class Model:
             key, pair = self.store.key(pair.reshape(-1, *[self.domains[x] for x in scope]))
             self._add(scope, pair, key, v)
 
-    def _monotone(self, key: int, table: Ints) -> bool:
-        """Whether adding a type to a set never makes it cheaper. Conversion tables are so; any table may come."""
+    def _monotone(self, key: int, columns: Columns) -> bool:
+        """Whether adding types to a set never makes it cheaper. Conversion tables are so; any table may come."""
         if key not in self._rising:
-            masks = np.arange(table.shape[2])
-            larger = [table[:, :, masks | 1 << t] for t in range(table.shape[1])]
-            self._rising[key] = not any(less_than(cost, table).any() for cost in larger)
+            table, sets = columns
+            masks = np.arange(table.shape[2]) if sets is None else sets
+            self._rising[key] = not any(
+                less_than(table[:, :, (masks & int(mask)) == int(mask)], table[:, :, at : at + 1]).any()
+                for at, mask in enumerate(masks)
+            )
         return self._rising[key]
 
-    def _chain(self, table: Ints, produced: Ints, own: Ints, masks: dict[int, Ints], source: int) -> None:
+    def _chain(self, table: Columns, produced: Ints, own: Ints, masks: dict[int, Ints], source: int) -> None:
         """Auxiliary variables for the set asked for so far, from the last consumer back to the first.
 
         Going backward closes the chain at the source, where the program is still narrow.
         """
         consumers = sorted(masks, reverse=True)
         asks = [sorted(set(masks[v].tolist())) for v in consumers]
-        states = _states(table[:, produced, :], own, asks)
+        states = _states(Columns(table.table[:, produced], table.sets), own, asks)
         if not all(states):
             raise Conflict(source)
         before, old = None, states[0]
@@ -142,7 +146,7 @@ class Model:
             self._step(before, old, v, masks[v], after, new)
             before, old = after, new
         ends = _representatives(old)
-        whole = table[:, produced[:, None], own[:, None] | ends[None, :]]
+        whole = table.at(produced[:, None], own[:, None] | ends[None, :])
         scope = tuple(v for v, kept in ((source, len(produced) > 1), (before, len(ends) > 1)) if kept and v is not None)
         whole = np.ascontiguousarray(whole.reshape(-1, *[self.domains[v] for v in scope]))
         self._add(scope, whole, self.store.key(whole)[0], source)
@@ -170,32 +174,31 @@ class Model:
             self._add(scope, whole, key, v)
 
 
-def _covers(columns: dict[int, Ints]) -> list[int]:
-    """The sets worth having: no larger one costs the same."""
+def _covers(masks: Ints, columns: Ints) -> Ints:
+    """Which sets are worth having: no larger one costs the same. Columns are [limbs, rows, sets]."""
     by_price: dict[bytes, list[int]] = {}
-    for mask, column in columns.items():
-        by_price.setdefault(column.tobytes(), []).append(mask)
-    return sorted(
-        mask
-        for masks in by_price.values()
-        for mask in masks
-        if not any(mask != other and mask & ~other == 0 for other in masks)
-    )
+    for index in range(len(masks)):
+        by_price.setdefault(columns[:, :, index].tobytes(), []).append(index)
+    kept: list[int] = []
+    for alike in by_price.values():
+        own = masks[alike]
+        kept += [index for index, mask in zip(alike, own, strict=True) if ((mask & ~own) == 0).sum() == 1]
+    return np.array(sorted(kept))
 
 
-def _states(rows: Ints, own: Ints, asks: list[list[int]]) -> list[dict[int, int]]:
+def _states(rows: Columns, own: Ints, asks: list[list[int]]) -> list[dict[int, int]]:
     """For each place in a chain: reachable mask → state. Masks that the rest cannot tell apart share a state.
 
-    rows: [limbs, choices of the source, masks]. Masks from which nothing is possible are left out.
+    rows: by choices of the source. Masks from which nothing is possible are left out.
     """
     reachable = [{0}]
     for bits in asks:
         reachable.append({mask | bit for mask in reachable[-1] for bit in bits})
-    choices = np.arange(rows.shape[1])
+    choices = np.arange(rows.table.shape[1])
     last: dict[int, int] = {}
     classes: dict[object, int] = {}
     for mask in sorted(reachable[-1]):
-        column = rows[:, choices, own | mask]
+        column = rows.at(choices, own | mask)
         if column[0].min() < INFINITE:
             last[mask] = classes.setdefault(column.tobytes(), len(classes))
     found = [last]

@@ -16,9 +16,6 @@ _PLACEMENT, _STATEMENT = "PLC206", "PLC303"
 
 def refuse(spec: Spec, found: Diagnostics) -> None:
     """Report everything in ``spec`` that is not supported yet: one diagnostic for each, at the smallest place."""
-    for extra in spec.axes[1:]:
-        hint = f"keep one mesh line; a mesh of one axis may have all ranks: mesh {spec.axes[0].name} = N"
-        found.error(_PLACEMENT, f"a second mesh axis '{extra.name}' is not supported yet", extra.name.span, hint=hint)
     for placed, message, hint in _placements(spec):
         found.error(_PLACEMENT, message, placed.span, hint=hint)
     for span, what, meaning in _statements(spec):
@@ -29,9 +26,7 @@ def refuse(spec: Spec, found: Diagnostics) -> None:
 def _placements(spec: Spec) -> Iterator[tuple[Placed, str, str]]:
     lines = (*spec.inputs, *spec.params, *spec.values, *spec.outputs)
     for placed in (placed for line in lines for placed in line.placed):
-        if placed.stored:
-            yield placed, "'stored' is not supported yet", "a parameter is kept as it is used; leave this placement out"
-        elif isinstance(placed.placement, Shard) and placed.placement.order != "contiguous":
+        if isinstance(placed.placement, Shard) and placed.placement.order != "contiguous":
             order, plain = placed.placement.order, Shard(placed.placement.dim)
             yield placed, f"the {order} order is not supported yet", f"{plain!r} gives the same result"
     for kind, given in (("an input", spec.inputs), ("a parameter", spec.params)):

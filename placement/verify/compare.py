@@ -14,7 +14,8 @@ from placement.runtime.cuts import Cut, joined
 from placement.verify.parity import Failure, Worst
 
 Layout = Mapping[str, Cut | str]
-"""By axis: where a value is cut, or "P" for a term of a sum. An axis left out has one value on all its ranks."""
+"""By axis, outermost first: where a value is cut, or "P" for a term of a sum. An axis left out has one value on all
+its ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,25 +38,26 @@ def wholes(parts: Sequence[Part], mesh: Mapping[str, int]) -> list[Tensor]:
     layout = parts[0].layout
     free = [range(n) if axis not in layout else (None,) for axis, n in mesh.items()]
     places = list(itertools.product(*map(range, mesh.values())))
+    depths = {axis: depth for depth, axis in enumerate(mesh)}
     found = []
     for chosen in itertools.product(*free):
-        own = {
+        own: dict[tuple[int | None, ...], Tensor] = {
             at: part.tensor
             for at, part in zip(places, parts, strict=True)
             if all(want in (None, have) for want, have in zip(chosen, at, strict=True))
         }
-        for depth, axis in reversed(list(enumerate(mesh))):  # innermost first: it cuts what the outer ones left
-            groups: dict[tuple[int, ...], list[Tensor]] = {}
+        for axis in reversed(list(layout)):  # innermost first: it cuts what the outer ones left
+            groups: dict[tuple[int | None, ...], list[Tensor]] = {}
             for at, tensor in own.items():
-                groups.setdefault(at[:depth], []).append(tensor)
-            own = {at: _join(group, layout.get(axis)) for at, group in groups.items()}
-        found.append(own[()])
+                depth = depths[axis]
+                groups.setdefault((*at[:depth], None, *at[depth + 1 :]), []).append(tensor)
+            own = {at: _join(group, layout[axis]) for at, group in groups.items()}
+        (whole,) = own.values()
+        found.append(whole)
     return found
 
 
-def _join(group: list[Tensor], how: Cut | str | None) -> Tensor:
-    if how is None:
-        return group[0]
+def _join(group: list[Tensor], how: Cut | str) -> Tensor:
     stack = torch.stack(group)
     return stack.sum(0) if isinstance(how, str) else joined(stack, how)
 

@@ -82,7 +82,7 @@ def verify(
     task = _task(model, api.read(spec), example, sizes, dtype, steps)
     say("compiling")
     made = sides.emitted(task, device.type)
-    sizes = sizes or {made.plan.axis.name: made.plan.axis.n}
+    sizes = sizes or dict(made.plan.mesh.sizes)
     if backend == "nccl" and torch.cuda.device_count() < _ranks(sizes):
         have = torch.cuda.device_count()
         raise ValueError(f"nccl needs a GPU for each of the {_ranks(sizes)} ranks; this machine has {have}")

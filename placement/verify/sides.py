@@ -153,12 +153,11 @@ def emitted(task: Task, device_type: str) -> Emitted:
         for index, version in enumerate(inner.gives):
             if not returned or version.value is not returned[0]:
                 continue
-            cut = printer.cut(version.value, version.type)
-            how: Cut | str | None = "P" if version.type.kind is Kind.P else None
-            if cut is not None:
-                how = Cut(cut.dim, evaluate(cut.outer, plan.graph.hints()))
+            names, hints = [axis.name for axis in plan.mesh.axes], plan.graph.hints()
+            terms = {name: "P" for name, kind in zip(names, version.type, strict=True) if kind.kind is Kind.P}
+            cuts = printer.cuts(version.value, version.type).items()
             picks[inner.call] = index
-            layouts[inner.call] = {} if how is None else {plan.axis.name: how}
+            layouts[inner.call] = {**terms, **{names[i]: Cut(c.dim, evaluate(c.outer, hints)) for i, c in cuts}}
             break
     return Emitted(plan, source, picks, layouts)
 

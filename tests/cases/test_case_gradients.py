@@ -124,7 +124,7 @@ def row_bias(mesh: Any, n: int, placed: str) -> None:
     close(program.full_gradients(), gradients(model))
     made = {v for node in program.plan.graph.nodes if node.module == "down" for v in node.results}
     moved = {
-        s.conversion.forward.value for s in program.plan.steps if s.value in made and s.source.type.kind.value == "P"
+        s.conversion.forward.value for s in program.plan.steps if s.value in made and s.conversion.source.value == "P"
     }
     assert moved == {"all_reduce" if placed == "Replicate" else "reduce_scatter"}
 

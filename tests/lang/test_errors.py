@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -205,6 +206,8 @@ def test_a_misspelt_block_still_closes():
         ("mesh tp\nvalue a : stored Shard(0) @ tp", "write Shard(0) @ tp"),
         ("mesh tp\nexpect a : allgather <= 2", "did you mean 'all_gather'?"),
         ("mesh tp\nlower a : overlap = rings", "did you mean 'ring'?"),
+        ("input x : [cafe\u0301]", "write 'caf\u00e9' as one character (Unicode's form NFC)".replace("caf", "")),
+        ("mesh " + "t" * 300 + " over " + "x" * 300, "the links are nvlink, ib, pcie, host"),
         (
             "xyz a : auto",
             f"the statements are {', '.join(KEYWORDS)}",
@@ -310,6 +313,25 @@ def test_paths_that_cannot_be(name, tmp_path):
     assert fault.code == "PLC014"
 
 
+def test_an_include_that_may_never_end_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe.plc")
+    for name in ("pipe.plc", "/dev/zero"):
+        (tmp_path / "a.plc").write_text(f'include "{name}"')
+        with pytest.raises(PlacementError) as caught:
+            load(tmp_path / "a.plc")
+        (fault,) = caught.value.diagnostics
+        assert (fault.code, fault.line) == ("PLC014", 1)
+        assert fault.message.endswith("not a regular file")
+
+
+def test_a_spec_may_come_through_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe.plc")
+    writer = threading.Thread(target=(tmp_path / "pipe.plc").write_text, args=("mesh tp = 4",))
+    writer.start()
+    assert load(tmp_path / "pipe.plc").axes[0].size == 4
+    writer.join()
+
+
 def test_a_missing_file_is_a_diagnostic_without_a_place(tmp_path):
     with pytest.raises(PlacementError) as caught:
         load(tmp_path / "none.plc")
@@ -405,22 +427,35 @@ def test_time_is_linear(line):
 
 
 def test_one_long_line_is_linear():
-    for piece in ("{a,", "{", "[", "(", "a.", "**.", "mesh ", "}", '"', "a,"):
+    for piece in ("{a,", "{", "[", "(", "a.", "**.", "{a}", "mesh ", "}", '"', "a,"):
         start = time.process_time()
         faults("param " + piece * 20_000)
-        assert time.process_time() - start < 3, piece
+        faults("param " + piece * 400 + " : auto")
+        assert time.process_time() - start < 1, piece
 
 
 @pytest.mark.parametrize(
     ("text", "place"),
     [
+        (": [b]", (1, 1)),
         ("input a\n  : [b]", (2, 3)),
         ("param a : Shard(0)\n  @ tp", (2, 3)),
         ("param a : [b] # why\n\n  , Shard(b)", (3, 3)),
+        ("mesh tp\nvalue a\n  : auto\n  , Shard(0)\n  @ tp", (3, 3)),
+        ("within a {\n  value b\n  : auto\n}", (3, 3)),
     ],
 )
-def test_a_sign_that_should_have_ended_the_line_above_says_so(text, place):
-    found = faults(text)[-1]
+def test_a_sign_that_should_have_ended_the_line_above_says_so_once(text, place):
+    (found,) = faults(text)
     assert (found.code, found.line, found.column) == ("PLC003", *place)
     assert found.hint is not None
     assert "at the end of its line" in found.hint
+
+
+def test_a_carried_line_hides_no_other_mistake():
+    assert places("value a\n  : Shrad(0)\nmesh 1\nwithin a {\n}\n: auto") == [
+        ("PLC003", 2, 3),
+        ("PLC017", 2, 5),
+        ("PLC003", 3, 6),
+        ("PLC003", 6, 1),
+    ]

@@ -11,9 +11,6 @@ from placement.solver.unsupported import refuse
 HEAD = "mesh tp = 4\ninput x : [batch, seq]\n"
 
 CASES = [
-    ("mesh cp", "PLC206", "a second mesh axis 'cp' is not supported yet", "cp"),
-    ("param a : Replicate, stored auto", "PLC206", "'stored' is not supported yet", "stored auto"),
-    ("param a : stored Shard(0)", "PLC206", "'stored' is not supported yet", "stored Shard(0)"),
     ("param a : auto @ tp", "PLC206", "a parameter left to the solver is not supported yet", "auto @ tp"),
     ("input y : auto", "PLC206", "an input left to the solver is not supported yet", "auto"),
     ("value a : Shard(seq, zigzag)", "PLC206", "the zigzag order is not supported yet", "Shard(seq, zigzag)"),
@@ -37,7 +34,8 @@ def test_what_is_missing_is_named(line, code, message, covered):
 
 
 def test_what_is_supported_is_not_refused():
-    text = "param a : Shard(0)\nvalue b : auto\noutput o : auto, Partial\ndevice h100\n"
+    text = "mesh dp\nparam a : Shard(0) @ tp, stored Shard(0) @ dp\nvalue b : auto @ tp\n"
+    text += "output o : auto @ tp, Partial @ tp\ndevice h100\n"
     assert refused(HEAD + text + "limit memory 60 GB\nexpect a : all_gather <= 2") == ()
 
 
@@ -58,12 +56,12 @@ def test_a_link_of_ones_own_is_priced():
     import placement
     from examples.mlp.model import build
 
-    def times(link):
-        text = f"mesh tp = 2 over {link}\nlink slow = 1 MB/s, 1 s\ninput x, target : [batch, seq, width]\n"
+    def times(name):
+        text = f"mesh tp = 2 over {name}\nlink slow = 1 MB/s, 1 s\ninput x, target : [batch, seq, width]\n"
         text += "param blocks.*.up.weight : Shard(out) @ tp\n"
         model, example = build()
-        machine = placement.plan(model, {"tp": 2}, parse(text), example=example).bound.machine
-        return machine.link.bandwidth, machine.link.latency
+        (link,) = placement.plan(model, {"tp": 2}, parse(text), example=example).mesh.links
+        return link.bandwidth, link.latency
 
     assert times("slow") == (10**6, 1)
     assert times("ib") == (50 * 10**9, Fraction(20, 10**6))

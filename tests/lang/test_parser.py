@@ -326,3 +326,12 @@ def test_load(tmp_path):
     (tmp_path / "a.plc").write_text(DESIGN)
     assert load(tmp_path / "a.plc") == parse(DESIGN)
     assert load(str(tmp_path / "a.plc")).file == str(tmp_path / "a.plc")
+
+
+def test_names_that_look_alike_are_one():
+    angstrom, letter = "\u212b", "\u00c5"  # NFC makes the second of the first
+    text = f"input x : [{angstrom}], Shard({letter})\noutput o : Shard({angstrom})\nparam {angstrom}.w : Shard(0)"
+    spec = parse(f"mesh tp\n{text}")
+    assert spec.inputs[0].dims == (letter,)
+    assert spec.params[0].pattern.matches(f"{letter}.w")
+    assert check(spec) == ()

@@ -95,6 +95,12 @@ def test_alternatives_have_a_limit():
         expand("{a,b}" * 10)
 
 
+def test_the_length_has_a_limit():
+    assert len(expand("a" * 10_000)) == 1
+    with pytest.raises(PatternError, match="more than 10000 characters"):
+        expand("a" * 10_001)
+
+
 def test_repeated_wildcards_do_not_slow_a_match():
     start = time.process_time()
     assert not Pattern("**." * 30 + "z", SPAN).matches("a." * 60 + "y")

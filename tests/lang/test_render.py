@@ -7,6 +7,7 @@ import unicodedata
 import pytest
 
 from placement.lang import Diagnostic, Diagnostics, PlacementError, Span, did_you_mean, near, parse, render
+from placement.lang.render import FORMS
 
 
 def at(line, column, end_column, file="a.plc", end_line=None):
@@ -114,6 +115,16 @@ def test_what_could_steer_a_terminal_is_not_shown():
     with pytest.raises(PlacementError) as caught:
         parse('\x1b]0;owned\x07\ninclude "\x1b[2J\u202e"')
     assert not re.search("[\x00-\x09\x0b-\x1f\u202e]", str(caught.value))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_words_that_no_one_could_read_are_shortened(form):
+    found = Diagnostic("PLC002", f"unknown statement '{'x' * 5000}', not {'y' * 200}", hint="h" * 5000)
+    text = render([found], {}, form=form)
+    assert "x" * 20 in text
+    assert "y" * 200 in text
+    assert "x" * 50 not in text
+    assert "h" * 50 not in text
 
 
 def test_a_file_without_text_is_named():

@@ -11,7 +11,7 @@ from examples.llama.model import build
 from placement.graph.capture import capture
 from placement.lang.parser import parse
 from placement.solver.bind import bind
-from placement.solver.build import _Builder
+from placement.solver.builder import Builder
 from placement.solver.eliminate import solve
 from placement.solver.memory import saved
 from placement.solver.problem import FORBIDDEN
@@ -39,7 +39,7 @@ def graph():
 @functools.cache
 def drawn(spec, n):
     """The bytes of plans near the optimum, by the solver's sum and by the walk."""
-    builder = _Builder(bind(graph(), parse(spec, "a.plc"), {"tp": n}))
+    builder = Builder(bind(graph(), parse(spec, "a.plc"), {"tp": n}))
     problem = builder.problem()
     best = solve(problem).choice
     found: list[tuple[int, int]] = []

@@ -10,8 +10,9 @@ import pytest
 
 from placement.solver.eliminate import Infeasible
 from placement.solver.limit import TooSmall, within
-from placement.solver.problem import FORBIDDEN, Problem, Variable
-from tests.solver.problems import random_problem
+from placement.solver.problem import FORBIDDEN, Net, Problem, Variable
+from placement.solver.steiner import conversions
+from tests.solver.problems import dense, random_problem
 
 
 def priced_problem(seed):
@@ -66,14 +67,10 @@ def test_equals_the_best_of_every_choice(block):
 
 def chain(layers):
     """Alike layers, each of which is fast and keeps 10 or slow and keeps 2, and changing between them costs."""
-    from placement.solver.problem import Net
-    from placement.solver.steiner import conversion_table
-    from placement.types import S
-
     ids = np.arange(2)
     own = np.array([[100, 130], [10, 2], [0, 0]])
     variables = tuple(Variable(f"v{i}", own) for i in range(layers))
-    table = conversion_table([S(0), S(1)], lambda a, b: (5, 0, 1))
+    table = dense(conversions(2, {(0, 1): (5, 0, 1), (1, 0): (5, 0, 1)}, (0, 1)))
     nets = tuple(Net(f"n{i}", i, ids, ((i + 1, ids),), table) for i in range(layers - 1))
     return Problem(variables, nets)
 

@@ -9,8 +9,10 @@ from placement.graph.factors import infer
 from placement.graph.ir import leaves
 from placement.rules import Context, signature_of
 from placement.rules.proof import _single  # a program of one op
+from placement.solver.bind import Bound
 from placement.solver.storages import OneDevice
 from tests.memory.saved_hooks import kept_bytes
+from tests.one_axis import one_axis
 from tests.rules.samples import SAMPLES
 
 # What torch composes of other ops in ways that depend on values, shapes or the device.
@@ -31,6 +33,12 @@ def tensors_of(sample):
     return given, tensors
 
 
+def unplaced(graph):
+    """Bound to one rank, without a spec."""
+    context = Context(infer(graph, signature_of), 1, {}, frozenset())
+    return Bound(graph, context.dims, one_axis(1), (context,), inputs={}, parameters={}, values={}, outputs={})
+
+
 @pytest.mark.parametrize("sample", SAMPLES, ids=[f"{i}-{sample}" for i, sample in enumerate(SAMPLES)])
 def test_an_op_keeps_what_the_table_says(sample):
     """Whatever of its operands have a gradient: all of them, or one alone."""
@@ -46,5 +54,5 @@ def test_an_op_keeps_what_the_table_says(sample):
         real = kept_bytes(lambda results=results: results.append(sample.op(*given, **sample.kwargs)), ())
         if any(t.requires_grad for t in leaves(results) if isinstance(t, torch.Tensor)):
             graph, _ = _single(sample.op, given, sample.kwargs)
-            one = OneDevice(graph, Context(infer(graph, signature_of), 1, {}, frozenset()))
+            one = OneDevice(unplaced(graph))
             assert sum(item.nbytes for item in one.saved()) == real, [(i.value, i.own, i.nbytes) for i in one.saved()]

@@ -52,11 +52,11 @@ def said(plan: Plan) -> Counts:
     return dict(Counter((x.phase, x.action.value, x.axis, x.nbytes) for x in plan.launches()))
 
 
-def totals(counts: Counts) -> dict[str, Any]:
+def totals(counts: Counts, axes: tuple[str, ...]) -> dict[str, Any]:
     """As ``explain --format json`` has them."""
-    found: dict[str, Any] = {"tp": {"forward": {}, "backward": {}}}
+    found: dict[str, Any] = {axis: {"forward": {}, "backward": {}} for axis in axes}
     for (phase, action, axis, size), count in sorted(counts.items()):
-        entry = found[axis][phase].setdefault(action, {"count": 0, "bytes": 0})
+        entry = found.setdefault(axis, {"forward": {}, "backward": {}})[phase].setdefault(action, {"count": 0, "bytes": 0})
         entry["count"] += count
         entry["bytes"] += count * size
     return found
@@ -65,10 +65,11 @@ def totals(counts: Counts) -> dict[str, Any]:
 @pytest.mark.parametrize("n", [2, 4])
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 def test_execution_agrees_with_explanation(path: Path, n: int) -> None:
-    plan, counts = counted(rt.simulate(tp=n), path)
+    axes = tuple(line.axis for line in placement.load(path).meshes)
+    plan, counts = counted(rt.simulate(**{axis: n if axis == "tp" else 2 for axis in axes}), path)
     assert counts
     assert counts == said(plan)
-    assert totals(counts) == json.loads(to_json(plan))["totals"]
+    assert totals(counts, axes) == json.loads(to_json(plan))["totals"]
 
 
 def test_nothing_is_sent_on_one_rank() -> None:

@@ -16,7 +16,7 @@ from placement.lang.spec import Span
 from placement.report import explain_data, to_json
 from placement.report.facts import facts, told_files
 from placement.report.names import visible
-from placement.types import Action, I, R
+from placement.types import Action
 from tests.report.plans import LONG, MIXED, PLACED, SEQUENCE, SPEC, WHOLE, make
 
 PLANS = {
@@ -49,11 +49,11 @@ def test_text_is_stable_and_sorted(plan):
 def test_every_step_is_one_conversion_or_one_hook(plan):
     data = explain_data(plan)
     hooked = {h.parameter.value for h in plan.hooks}
-    hooks = [s for s in plan.steps if s.value in hooked and s.source.type == I and s.target.type == R]
+    hooks = [s for s in plan.steps if s.value in hooked and s.sums_gradient]
     rest = [s for s in plan.steps if s not in hooks]
     assert Counter(h["param"] for h in data["hooks"]) == Counter(h.parameter.name for h in plan.hooks)
     assert len(data["hooks"]) == len(hooks)
-    silent = plan.axis.n == 1
+    silent = plan.mesh.axes[0].n == 1
     assert [(c["axis"], c["bytes"], tuple(c["cause"]), c["forward"], c["backward"]) for c in data["conversions"]] == [
         (
             s.axis,
@@ -101,7 +101,7 @@ def test_totals_follow_from_the_parts(plan):
     for found in data["implementations"]:
         for sent in found["collectives"]:
             parts[sent["phase"], sent["action"]] += sent["bytes"]
-    if data["hooks"] and plan.axis.n > 1:
+    if data["hooks"] and plan.mesh.axes[0].n > 1:
         parts["backward", "all_reduce"] += sum(hook["bytes"] for hook in data["hooks"])
     totals = {
         (phase, action): total["bytes"]
@@ -168,7 +168,7 @@ def test_time_and_proof_are_the_solvers(plan):
     data = explain_data(plan)
     assert data["proof"] == {"cost": plan.cost[0], "bound": plan.lower_bound[0]}
     assert data["time"]["communication"] + data["time"]["compute"] == plan.cost[0]
-    assert (data["time"]["communication"] > 0) == (plan.axis.n > 1)
+    assert (data["time"]["communication"] > 0) == (plan.mesh.axes[0].n > 1)
 
 
 def test_no_folder_of_a_machine_is_told():

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from placement import cli
-from placement.solver import build, eliminate
+from placement.solver import builder, eliminate
 
 ROOT = Path(__file__).resolve().parents[2]
 MLP = str(ROOT / "examples" / "mlp" / "mlp.plc")
@@ -114,7 +114,7 @@ def test_ctrl_c_says_what_it_ended(run, monkeypatch) -> None:
     def interrupted(*_args: object, **_options: object) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(build, "solve", interrupted)
+    monkeypatch.setattr(builder, "solve", interrupted)
     code, out, err = run()
     assert (code, out) == (130, "")
     assert (
@@ -134,7 +134,7 @@ def test_a_long_solve_is_told_on_a_terminal(run, monkeypatch) -> None:
         return eliminate.solve(*args, **options)
 
     monkeypatch.setattr(terminal, "_PATIENCE", 0.0)
-    monkeypatch.setattr(build, "solve", slowly)
+    monkeypatch.setattr(builder, "solve", slowly)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     code, _, err = run("--why", "norm")
     assert code == 0
@@ -147,7 +147,7 @@ def tiny(tmp_path, monkeypatch) -> str:
     """A spec that places little, and a solver whose tables hold next to nothing."""
     spec = tmp_path / "bare.plc"
     spec.write_text("mesh tp\ninput x, target : [batch, seq, width]\nparam blocks.*.up.weight : Shard(out)\n")
-    monkeypatch.setattr(build, "solve", partial(eliminate.solve, limit=2))
+    monkeypatch.setattr(builder, "solve", partial(eliminate.solve, limit=2))
     return str(spec)
 
 

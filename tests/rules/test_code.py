@@ -11,7 +11,9 @@ import torch.nn.functional as F
 
 from placement import runtime as rt
 from placement.emit.expressions import Printer
+from placement.rules import joint_strategy
 from placement.rules.proof import Call, prove
+from tests.one_axis import one_axis
 from tests.rules.samples import SAMPLES, Sample
 
 pytestmark = pytest.mark.filterwarnings("ignore:reduction. 'mean' divides:UserWarning")  # torch's remark on kl_div
@@ -21,16 +23,18 @@ def emitted(call: Call) -> Sequence[Sequence[torch.Tensor]]:
     """Runs the op as the emitter writes it, implementations with their collectives too."""
     n = call.context.n
     plan = SimpleNamespace(
-        strategies={call.node: call.strategy}, bound=SimpleNamespace(dims=call.context.dims), axis=SimpleNamespace(n=n)
+        strategies={call.node: joint_strategy(call.node, (call.strategy,))},
+        bound=SimpleNamespace(dims=call.context.dims),
+        mesh=one_axis(n),
     )
-    text = Printer(plan).op(call.node, lambda index: f"x{index}", "axis", 0)
+    text = Printer(plan).op(call.node, lambda index: f"x{index}", 0)
     code = compile(text, f"<{call.node.op}>", "eval")
-    module = SimpleNamespace(training=False)
 
     def body(axes: dict[str, rt.Axis]) -> tuple[torch.Tensor, ...]:
         axis = axes["tp"]
         own = {f"x{index}": x for index, x in enumerate(call.operands[axis.rank])}
-        made = eval(code, {"rt": rt, "torch": torch, "F": F, "self": module, "axis": axis}, own)
+        module = SimpleNamespace(training=False, tp=axis)
+        made = eval(code, {"rt": rt, "torch": torch, "F": F, "self": module}, own)
         return tuple(made) if isinstance(made, tuple | list) else (made,)
 
     return rt.simulate(tp=n).run(body)

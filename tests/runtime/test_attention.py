@@ -111,7 +111,7 @@ def on_an_axis(axis: rt.Axis | None, dim: int, outer: int, training: bool = True
     """This rank's output and its operands: cut where the query's dim is theirs too."""
     module = Attend().train(training)
     parts = operands()
-    where = () if axis is None else (axis, dim, outer)
+    where = () if axis is None else ((axis, dim, outer),)
     if axis is not None:
         cut = [
             x if dim == 2 and i else to_ranks(x.detach(), Shard(dim, outer), axis.size)[axis.rank]
@@ -139,6 +139,22 @@ def test_cut(n: int, dim: int, outer: int) -> None:
         grads = [parts[index].grad for _, parts in answers]
         grad = sum(grads) if dim == 2 and index else to_global(grads, shard)
         torch.testing.assert_close(grad, x.grad)
+
+
+@pytest.mark.parametrize(("first", "second"), [((0, 1), (1, 1)), ((1, 1), (1, 3)), ((0, 1), (0, 1))])
+def test_cut_on_two_axes(first: tuple[int, int], second: tuple[int, int]) -> None:
+    """Both axes cut the query, the second the blocks of the first."""
+
+    def body(axes: dict[str, rt.Axis]) -> Tensor:
+        on = ((axes["dp"], *first), (axes["tp"], *second))
+        parts = operands()
+        for axis, *cut in on:
+            parts = [to_ranks(x.detach(), Shard(*cut), axis.size)[axis.rank] for x in parts]
+        return rt.attention(Attend(), *parts, P, 0, *on)
+
+    outs = rt.simulate(dp=2, tp=2).run(body)
+    rows = [to_global(outs[row : row + 2], Shard(*second)) for row in (0, 2)]
+    torch.testing.assert_close(to_global(rows, Shard(*first)), on_an_axis(None, 0, 1)[0].detach())
 
 
 def test_without_dropout() -> None:

@@ -346,3 +346,75 @@ def test_on_processes(gloo: Pool) -> None:
         terms, targets = zip(*(answer[len(cases) + index] for answer in answers), strict=True)
         expected = F.cross_entropy(torch.arange(3.0).expand(4, 3), torch.cat(targets))
         torch.testing.assert_close(sum(terms), expected)
+
+
+# -- classes on one axis and tokens on another ------------------------------------------------------
+
+TARGETS = {
+    "unequal": [0, IGNORED, 5, IGNORED, IGNORED, IGNORED, 3, IGNORED],
+    "one rank without": [1, 4, 2, 2, *[IGNORED] * 4],
+    "none": [IGNORED] * 8,
+}
+
+
+Both = tuple[Tensor, Tensor, dict[str, Any]]
+
+
+def over_both(axes: dict[str, rt.Axis], case: Both) -> tuple[Tensor, Tensor]:
+    """This rank's term of the loss, and the leaf: its rows and classes of the logits."""
+    logits, target, options = case
+    dp, tp = axes["dp"], axes["tp"]
+    leaf = to_ranks(to_ranks(logits, Shard(0), dp.size)[dp.rank], Shard(1), tp.size)[tp.rank].requires_grad_()
+    own = target.chunk(dp.size)[dp.rank]
+    return rt.class_parallel_cross_entropy(leaf, own, tp, 1, tokens=dp, **options), leaf
+
+
+def both_cases() -> list[Both]:
+    g = torch.Generator().manual_seed(5)
+    logits = torch.randn(8, 6, generator=g, dtype=torch.float64)
+    weight = torch.rand(6, generator=g, dtype=torch.float64) + 0.1
+    options = [{}, {"label_smoothing": 0.2}, {"weight": weight}, {"weight": weight, "label_smoothing": 0.2}]
+    options += [{"reduction": "sum"}, {"reduction": "sum", "weight": weight}]
+    return [(logits, torch.tensor(target), option) for target in TARGETS.values() for option in options]
+
+
+def check_both(case: Both, losses: list[Tensor], grads: list[Tensor]) -> None:
+    """Of the ranks of a (2, 2) mesh: P over dp, I over tp."""
+    logits, target, options = case
+    one = logits.clone().requires_grad_()
+    expected = F.cross_entropy(one, target, **options)
+    expected.backward()
+    terms = [to_global(losses[row : row + 2], "I") if not expected.isnan() else losses[row] for row in (0, 2)]
+    torch.testing.assert_close(to_global(terms, "P"), expected.detach(), equal_nan=True, msg=str(options))
+    rows = [to_global(grads[row : row + 2], Shard(1)) for row in (0, 2)]
+    torch.testing.assert_close(to_global(rows, Shard(0)), one.grad, msg=str(options))
+
+
+def test_over_classes_and_tokens() -> None:
+    for case in both_cases():
+        with rt.record() as log:
+            answers = rt.simulate(dp=2, tp=2).run(lambda axes, case=case: over_both(axes, case))
+            losses, leaves = zip(*answers, strict=True)
+            torch.autograd.backward(losses)
+        check_both(case, [loss.detach() for loss in losses], [leaf.grad for leaf in leaves])
+        counted = [rt.Event("all_reduce", "dp", 8, "forward")] * 2  # of the ranks that have a block of the classes
+        assert [event for event in log if event.axis == "dp"] == (counted if "reduction" not in case[2] else [])
+
+
+def both_on_processes() -> list[tuple[Tensor, Tensor]]:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    axes: dict[str, rt.Axis] = {name: rt.MeshAxis(mesh, name) for name in ("dp", "tp")}
+    found = []
+    for case in both_cases():
+        loss, leaf = over_both(axes, case)
+        loss.backward()
+        found.append((loss.detach(), leaf.grad))
+    return found
+
+
+@pytest.mark.gloo
+def test_over_classes_and_tokens_on_processes(gloo: Pool) -> None:
+    answers = gloo(4).run(both_on_processes)
+    for index, case in enumerate(both_cases()):
+        losses, grads = zip(*(answer[index] for answer in answers), strict=True)
+        check_both(case, list(losses), list(grads))

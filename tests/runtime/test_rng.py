@@ -65,8 +65,32 @@ def test_blocks_of_one_mask(n: int, dim: int, outer: int, shape: tuple[int, ...]
     assert torch.equal(whole[whole != 0], x[whole != 0] * (1 / 0.6))
     for rank in range(n):
         axis = rt.simulate(tp=n).axes(rank)["tp"]
-        own = dropped(block(x, Cut(dim, outer), n, rank), 0.4, 99, axis, Cut(dim, outer))
+        own = dropped(block(x, Cut(dim, outer), n, rank), 0.4, 99, ((axis, Cut(dim, outer)),))
         assert torch.equal(own, block(whole, Cut(dim, outer), n, rank))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shape"),
+    [
+        (Cut(0), Cut(0), (24, 5)),
+        (Cut(1), Cut(1, 2), (3, 48)),  # each axis cuts both halves of a fused dim
+        (Cut(-1, 2), Cut(1, 2), (3, 48)),
+        (Cut(0), Cut(1), (4, 6)),
+        (Cut(1), Cut(0, 2), (12, 4, 3)),
+    ],
+)
+def test_blocks_of_one_mask_on_two_axes(first: Cut, second: Cut, shape: tuple[int, ...]) -> None:
+    """The second axis cuts the blocks of the first."""
+    x = torch.ones(shape, dtype=torch.float64)
+    whole = dropped(x, 0.4, 99)
+    mesh = rt.simulate(dp=2, tp=3)
+    for rank, at in enumerate(mesh.ranks):
+
+        def own(y: Tensor, at: dict[str, int] = at) -> Tensor:
+            return block(block(y, first, 2, at["dp"]), second, 3, at["tp"])
+
+        axes = mesh.axes(rank)
+        assert torch.equal(dropped(own(x), 0.4, 99, ((axes["dp"], first), (axes["tp"], second))), own(whole))
 
 
 def test_gradient_and_edges() -> None:
@@ -131,17 +155,17 @@ class TensorParallel(rt.Module):
     """Heads sharded; hidden values under sequence sharding before and after."""
 
     def forward(self, x: Tensor) -> Tensor:
-        h = rt.dropout(self, x, 0.1, 0, self.tp, 1)
+        h = rt.dropout(self, x, 0.1, 0, (self.tp, 1))
         h = rt.all_gather(h, self.tp, 1)
         b, s, _ = h.shape
         q = F.linear(h, self.weight).view(b, s, -1, HEAD).transpose(1, 2)
         k, v = (y.view(b, s, -1, HEAD).transpose(1, 2) for y in F.linear(h, self.kv).chunk(2, -1))
-        h = rt.attention(self, q, k, v, 0.3, 1, self.tp, 1, is_causal=True, enable_gqa=True)
+        h = rt.attention(self, q, k, v, 0.3, 1, (self.tp, 1), is_causal=True, enable_gqa=True)
         h = F.linear(h.transpose(1, 2).reshape(b, s, -1), self.back)
         h = rt.reduce_scatter(h, self.tp, 1)
-        h = rt.dropout(self, h, 0.2, 2, self.tp, 1)
-        h = rt.dropout(self, h, 0.25, "drop:0", self.tp, 1)
-        return x + rt.dropout(self, h, 0.25, "drop:1", self.tp, 1)
+        h = rt.dropout(self, h, 0.2, 2, (self.tp, 1))
+        h = rt.dropout(self, h, 0.25, "drop:0", (self.tp, 1))
+        return x + rt.dropout(self, h, 0.25, "drop:1", (self.tp, 1))
 
 
 class Local(rt.Module):
@@ -167,7 +191,7 @@ class Sharded(rt.Program):
         x = rt.split(x, self.tp, 1)
         for layer in self.layers:
             x = checkpoint(layer, x, use_reentrant=False) if self.recompute else layer(x)
-        x = rt.dropout(self, x, 0.5, 0, self.tp, 1)
+        x = rt.dropout(self, x, 0.5, 0, (self.tp, 1))
         return rt.all_gather(x, self.tp, 1, to="I")
 
 

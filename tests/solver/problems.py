@@ -10,8 +10,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
 from placement.solver.problem import COMPONENTS, FORBIDDEN, Net, Problem, Variable
-from placement.solver.steiner import conversion_table
-from placement.types import S
+from placement.solver.steiner import Conversions, conversions
 
 Cost = tuple[int, int, int]
 
@@ -49,8 +48,7 @@ def tangled_problem(rng: random.Random, variables: int, nets: int) -> Problem:
     def net(name: str) -> Net:
         source, *consumers = rng.sample(range(variables), rng.choice((2, 2, 3)))
         prices = {(a, b): (rng.randint(2, 9), rng.randint(0, 1), 1) for a in range(4) for b in range(4)}
-        table = conversion_table([S(t) for t in range(4)], lambda a, b: prices[a.over[0], b.over[0]])
-        return Net(name, source, ids, tuple((v, ids) for v in consumers), table)
+        return Net(name, source, ids, tuple((v, ids) for v in consumers), dense(conversions(4, prices, range(4))))
 
     own = [
         np.array([[rng.randint(0, 20) for _ in ids], [rng.randint(0, 3) for _ in ids], [0] * 4])
@@ -111,13 +109,17 @@ def _costs(rng: random.Random, shape: tuple[int, ...], forbidden: float, *, wide
 def _steiner(rng: random.Random, types: int, forbidden: float, *, wide: bool) -> np.ndarray:
     """What a conversion table is: more types never cost less."""
     prices = {
-        (a, b): None
-        if rng.random() < forbidden
-        else (rng.randint(2, 9) if wide else rng.choice((0, 1, 3)), rng.randint(0, 1), rng.randint(0, 2))
+        (a, b): (rng.randint(2, 9) if wide else rng.choice((0, 1, 3)), rng.randint(0, 1), rng.randint(0, 2))
         for a in range(types)
         for b in range(types)
+        if rng.random() >= forbidden
     }
-    return conversion_table([S(t) for t in range(types)], lambda a, b: prices[a.over[0], b.over[0]])
+    return dense(conversions(types, prices, range(types)))
+
+
+def dense(least: Conversions) -> np.ndarray:
+    """From every type to every set of those that may be asked for."""
+    return least.table(tuple(range(least.count)), np.arange(1 << len(least.asked)))
 
 
 def _arbitrary(rng: random.Random, types: int, forbidden: float, *, wide: bool) -> np.ndarray:
@@ -151,13 +153,14 @@ def by_milp(problem: Problem) -> int | None:
     for columns in chosen:
         one_of(columns)
     for net in problem.nets:
-        cells = np.array(binaries(net.table[0].ravel())).reshape(net.types, -1)
+        assert net.sets is None
+        cells = np.array(binaries(net.table[0].ravel())).reshape(net.table.shape[1:])
         one_of(cells.ravel().tolist())
-        for t in range(net.types):
+        for t in range(len(cells)):
             row = dict.fromkeys(cells[t].tolist(), 1)
             row |= {chosen[net.source][j]: -1 for j in np.flatnonzero(net.produced == t)}
             rows.append((row, 0, 0))
-            has = cells[:, [mask for mask in range(1 << net.types) if mask >> t & 1]].ravel().tolist()
+            has = cells[:, [mask for mask in range(cells.shape[1]) if mask >> t & 1]].ravel().tolist()
             asks = [{chosen[v][j]: -1 for j in np.flatnonzero(ids == t)} for v, ids in net.consumers]
             if net.always >> t & 1:
                 rows.append((dict.fromkeys(has, 1), 1, 1))

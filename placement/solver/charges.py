@@ -1,0 +1,246 @@
+"""What each axis of a mesh is charged for ops and conversions, so that charges never add up to more than the price.
+
+An op's work w depends on the options of all axes. It is charged to the axes in turn, at a reference r: the first is
+charged what changing it alone changes, w(s1, r2, ..) - w(r); the next the least that is left of w(s1, s2, r3, ..)
+whatever the first does; and so on. So charges add up to w(r) at the reference, and nowhere to more than w. A conversion
+is charged as if the other axes cut its value as much as they may. Where several axes may convert at once for less than
+one after the other, the later ones are charged what is left of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import prod
+
+from placement.graph.ir import Node, Value
+from placement.rules import Context, JointStrategy, Strategy
+from placement.solver.bind import Bound
+from placement.solver.mesh import Axes, Edge
+from placement.solver.plan import Step
+from placement.solver.pricing import Cost, Prices, Restriction
+from placement.solver.problem import FORBIDDEN
+from placement.types import Conversion, Joint, Kind, Type
+
+Offers = Mapping[tuple[Node, Context], Sequence[Strategy]]
+
+
+class Free(Prices):
+    """Nothing costs anything: to see what there is to choose."""
+
+    def op(self, node: Node, strategy: JointStrategy) -> tuple[Cost, tuple[int, int]]:  # noqa: ARG002, D102
+        return (0, 0, 0), (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """One op: what all options are charged by axis, and what belongs to none of them."""
+
+    charges: tuple[tuple[int, ...], ...]
+    constant: int
+
+
+class Reference:
+    """Where charges are taken: a strategy of each op on each axis, and what values may be.
+
+    allowed: the options that are left, by variable and axis. kinds: by value and axis, the types it may have.
+    """
+
+    def __init__(
+        self,
+        bound: Bound,
+        prices: Prices,
+        offers: Offers,
+        at: Mapping[Node, Sequence[int]],
+        allowed: Mapping[str, Sequence[Sequence[int] | None]],
+        steps: Sequence[Step] = (),
+    ) -> None:
+        self.bound, self.prices, self.offers, self.at, self.allowed = bound, prices, offers, at, allowed
+        self.axes = range(len(bound.mesh.axes))
+        self.kinds = self._kinds()
+        self.first: dict[Value, list[int]] = {}
+        for step in steps:
+            if len(step.axes) == 1:
+                self.first.setdefault(step.value, []).extend(step.axes)
+        self._known: dict[object, _Work] = {}
+        self.work = {node: self._charged(node) for node in bound.graph.nodes}
+
+    @cached_property
+    def constant(self) -> int:
+        """Picoseconds that no axis is charged."""
+        return sum(work.constant for work in self.work.values())
+
+    def options(self, node: Node, axis: int) -> Sequence[Strategy]:
+        """The strategies of an op on an axis."""
+        return self.offers[node, self.bound.contexts[axis]]
+
+    def left(self, node: Node, axis: int) -> Sequence[int]:
+        """The options of an op that are left on an axis."""
+        own = self.allowed[node.name][axis]
+        return range(len(self.options(node, axis))) if own is None else own
+
+    def _kinds(self) -> dict[Value, list[set[Type]]]:
+        """The types that each value may be made in or asked for, by axis."""
+        found: dict[Value, list[set[Type]]] = {v: [set() for _ in self.axes] for v in self.bound.graph.values()}
+        for pins in (self.bound.inputs, self.bound.parameters, self.bound.values):
+            for value, pin in pins.items():
+                for axis, kinds in enumerate(pin.kinds):
+                    found[value][axis].update(kinds or ())
+        for node in self.bound.graph.nodes:
+            for axis in self.axes:
+                offered = self.options(node, axis)
+                for index in self.left(node, axis):
+                    part = offered[index]
+                    for value, kind in zip(node.operands, part.operands, strict=True):
+                        found[value][axis].add(kind)
+                    for value, kind in zip(node.results, part.results, strict=True):
+                        found[value][axis].add(kind)
+        for output, pin in self.bound.outputs.items():
+            for axis, context in enumerate(self.bound.contexts):
+                assert output.value is not None
+                kinds = pin.kinds[axis] if pin else None
+                found[output.value][axis].update(context.types(output.value) if kinds is None else kinds)
+        return found
+
+    def parts(self, value: Value, without: Axes) -> int:
+        """Into how many blocks the axes other than these may cut a value."""
+        return prod(
+            self.bound.mesh.axes[k].n
+            for k in self.axes
+            if k not in without and any(kind.over for kind in self.kinds[value][k])
+        )
+
+    def order(self, value: Value) -> list[int]:
+        """The axes in the order in which they are charged: those that convert the value at the reference first."""
+        return list(dict.fromkeys((*self.first.get(value, ()), *reversed(self.axes))))
+
+    # -- work ---------------------------------------------------------------------------------------
+
+    def _charged(self, node: Node) -> _Work:
+        dims = [[self.prices.dims(node, part) for part in self.options(node, axis)] for axis in self.axes]
+        here = tuple(dims[axis][self.at[node][axis]] for axis in self.axes)
+        classes = [sorted({dims[axis][i] for i in self.left(node, axis)}) for axis in self.axes]
+        key = (self.prices.likeness(node), here, *map(tuple, classes), *map(tuple, dims))
+        if key not in self._known:
+            self._known[key] = self._tangent(node, dims, here, classes)
+        return self._known[key]
+
+    def _tangent(
+        self,
+        node: Node,
+        dims: Sequence[Sequence[tuple[int, ...]]],
+        here: tuple[tuple[int, ...], ...],
+        classes: Sequence[Sequence[tuple[int, ...]]],
+    ) -> _Work:
+        base = sum(self.prices.work_of(node, here))
+        rise: dict[int, dict[tuple[int, ...], int]] = {}
+        for axis in reversed(self.axes):  # innermost first: there a plan has most choices
+            own = {*dims[axis]}
+            found = dict.fromkeys(own, FORBIDDEN)
+            free = [classes[k] if k in rise else own if k == axis else (here[k],) for k in self.axes]
+            for cuts in product(*free):
+                rest = sum(self.prices.work_of(node, cuts)) - base - sum(rise[k][cuts[k]] for k in rise)
+                found[cuts[axis]] = min(found[cuts[axis]], rest)
+            rise[axis] = found
+        least = [min(rise[axis].values()) for axis in self.axes]
+        charges = tuple(tuple(rise[axis][cut] - least[axis] for cut in dims[axis]) for axis in self.axes)
+        return _Work(charges, base + sum(least))
+
+    @classmethod
+    def most_divided(
+        cls, bound: Bound, prices: Prices, offers: Offers, allowed: Mapping[str, Sequence[Sequence[int] | None]]
+    ) -> Reference:
+        """Where every axis divides each op as much as it can, for want of a plan."""
+        at: dict[Node, list[int]] = {}
+        known: dict[object, list[int]] = {}
+        for node in bound.graph.nodes:
+            dims = [[prices.dims(node, part) for part in offers[node, context]] for context in bound.contexts]
+            key = (prices.likeness(node), *map(tuple, dims))
+            if key not in known:
+                whole = tuple((-1,) * (len(node.operands) + len(node.results)) for _ in dims)
+                known[key] = [
+                    min(
+                        range(len(own)),
+                        key=lambda i: sum(prices.work_of(node, (*whole[:axis], own[i], *whole[axis + 1 :]))),
+                    )
+                    for axis, own in enumerate(dims)
+                ]
+            at[node] = known[key]
+        return cls(bound, prices, offers, at, allowed)
+
+
+class Charges(Prices):
+    """The prices of one axis by itself: what it is charged."""
+
+    def __init__(self, alone: Bound, axis: int, reference: Reference) -> None:
+        super().__init__(alone, keeping=reference.prices.keeping)
+        self.axis, self.reference = axis, reference
+        self.index = {
+            id(part): index for node in alone.graph.nodes for index, part in enumerate(reference.options(node, axis))
+        }
+
+    def likeness_of(self, value: Value) -> object:  # noqa: D102
+        reference = self.reference
+        kinds = tuple(frozenset(kinds) - {k for k in kinds if k.over} for kinds in reference.kinds[value])
+        cut = tuple(any(kind.over for kind in kinds) for kinds in reference.kinds[value])
+        return kinds, cut, tuple(reference.order(value))
+
+    def price(self, value: Value, edge: Edge, source: Joint, restriction: Restriction) -> Cost:  # noqa: D102
+        return self._share(value, edge.conversion, source, restriction)[self.axis], 0, 0
+
+    def _share(self, value: Value, conversion: Conversion, source: Joint, restriction: Restriction) -> dict[int, int]:
+        """What each axis is charged for one conversion of a value."""
+        reference, mesh = self.reference, self.reference.bound.mesh
+        whole = reference.prices.nbytes(value)
+        charged: dict[int, int] = {}
+
+        def together(axes: Axes) -> int:
+            edge = Edge(axes, source, conversion)
+            here = Joint([source[0]] * len(reference.axes))
+            return sum(reference.prices.times(edge, here, whole // reference.parts(value, axes), restriction))
+
+        for axis in reference.order(value):
+            least = together((axis,))
+            for group in mesh.groups:
+                others = [k for k in group if k != axis]
+                if axis in group and all(k in charged for k in others) and self._possible(value, conversion, group):
+                    least = min(least, max(0, together(group) - sum(charged[k] for k in others)))
+            charged[axis] = least
+            if axis == self.axis:
+                break
+        return charged
+
+    def _possible(self, value: Value, conversion: Conversion, group: Axes) -> bool:
+        """Whether all axes of a group may have the value in the type that is converted."""
+        if conversion.source is Kind.S:
+            return all(any(kind.over for kind in self.reference.kinds[value][k]) for k in group)
+        only_cut = (all(kind.over for kind in self.reference.kinds[value][k]) for k in group)
+        return not any(only_cut) or conversion.source is not Kind.I
+
+    def op(self, node: Node, strategy: JointStrategy) -> tuple[Cost, tuple[int, int]]:
+        """The share of the work, and the launches inside at the least size and the least share they may have."""
+        (part,) = strategy.parts
+        charge = self.reference.work[node].charges[self.axis][self.index[id(part)]]
+        mesh = self.reference.bound.mesh
+        sent = 0
+        for one in part.collectives:
+            parts = 1 if one.like is None else self.reference.parts(node.operands[one.like], (self.axis,))
+            sent += mesh.machine((self.axis,)).collective(one.action, one.nbytes // parts)
+        if self._shared(node, part.implementation):
+            sent = 0
+        return (charge + sent, 0, 0), (0, 0)
+
+    def _shared(self, node: Node, implementation: str) -> bool:
+        """Whether an axis that is charged first may run the same implementation, together with this one."""
+        if not implementation:
+            return False
+        reference = self.reference
+        here = [k for k in reference.axes if self._runs(node, k, implementation, reference.at[node][k])]
+        order = list(dict.fromkeys((*here, *reversed(reference.axes))))
+        before = order[: order.index(self.axis)]
+        return any(self._runs(node, k, implementation, index) for k in before for index in reference.left(node, k))
+
+    def _runs(self, node: Node, axis: int, implementation: str, index: int) -> bool:
+        return self.reference.options(node, axis)[index].implementation == implementation

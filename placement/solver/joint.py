@@ -1,0 +1,250 @@
+"""The plan that costs least on several axes at once, and the proof.
+
+Options multiply from axis to axis, so the joint problem is made small before it is solved:
+
+1. *Descent.* Each axis is solved with the others as they are, until nothing changes: a plan, so an upper bound.
+2. *Bound.* The problem falls apart into one per axis if every op and conversion is charged to the axes so that the
+   charges never add up to more than it costs (``charges``). The sum of the axes' optima is a lower bound. Where it
+   meets the upper bound the plan is proven.
+3. *Pruning.* What an option costs its axis more than the best, its regret, is known for every option. One whose
+   regret alone exceeds the gap is in no better plan.
+4. *Joint solution* of what is left, exact; where that is too much the plan is told with its gap.
+
+Bounds are of time, the first component of costs. Ties in time are broken by the later components within an axis, and
+jointly where step 4 runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+
+from placement.graph.ir import Node
+from placement.lang.diagnostics import PlacementError
+from placement.rules import Context, Strategy
+from placement.solver.bind import Bound, Pin
+from placement.solver.builder import Builder
+from placement.solver.capacity import TooLittle
+from placement.solver.charges import Charges, Free, Reference
+from placement.solver.eliminate import Infeasible, Undecided, solve
+from placement.solver.limbs import Conflict, Ints
+from placement.solver.marginals import TooLarge, regrets
+from placement.solver.memory import memory
+from placement.solver.mesh import Mesh
+from placement.solver.pricing import Prices
+from placement.solver.problem import Problem, Solution
+
+_WIDE, _SMALL = 36, 400  # options of one variable, and of all, up to which the joint problem is solved as it is
+_ROUNDS = 6  # of descent, and of pruning
+_TABLE = 8_000_000  # entries of the largest table of one axis
+_JOINT = 1_500  # options of all variables that are left, beyond one each, up to which they are solved jointly
+
+Allowed = dict[str, list[Sequence[int] | None]]
+"""The options left of each variable, by axis; None for all, where only the joint problem knows them."""
+Chosen = Mapping[str, Sequence[int | None]]
+Found = tuple[Builder, Solution]
+
+
+def optimum(bound: Bound, say: Callable[[str], None] | None = None) -> Found:
+    """The builder and the solution of the plan that costs least. Raises Infeasible, Undecided, TooLittle."""
+    if len(bound.mesh.axes) == 1:
+        builder = Builder(bound)
+        return builder, builder.solved(builder.problem())
+    return _Search(bound, say or (lambda _: None)).optimum()
+
+
+class _Search:
+    def __init__(self, bound: Bound, say: Callable[[str], None]) -> None:
+        self.bound, self.say = bound, say
+        self.prices = Prices(bound)
+        self.axes = range(len(bound.mesh.axes))
+        self.offers: dict[tuple[Node, Context], list[Strategy]] = {}
+        self.alone = [_on_axis(bound, axis) for axis in self.axes]
+        self.allowed = self._every()
+
+    def optimum(self) -> Found:
+        if max(self._counts(), default=1) <= _WIDE and sum(self._counts()) <= _SMALL:
+            return self._joint()
+        reference = Reference.most_divided(self.bound, self.prices, self.offers, self.allowed)
+        start: dict[str, list[int | None]] = {name: [None] * len(self.axes) for name in self.allowed}
+        for axis in self.axes:
+            builder, solution = self._alone(axis, reference)
+            for name, (option,) in _chosen(builder, solution).items():
+                start[name][axis] = option
+        found = self._proven(self._descent(start))
+        return found if self.bound.limit is None else self._within_limit(found)
+
+    def _every(self) -> Allowed:
+        """All options of every variable, by axis."""
+        found: Allowed = {}
+        for axis in self.axes:
+            builder = Builder(self.alone[axis], Free(self.alone[axis], self.prices.keeping), offers=self.offers)
+            builder.variables()
+            for name, (count,) in builder.options.items():
+                found.setdefault(name, [None] * len(self.axes))[axis] = range(count)
+        return found
+
+    def _counts(self) -> list[int]:
+        """How many options each variable has left, of all axes together."""
+        return [prod(len(options or (0,)) for options in by_axis) for by_axis in self.allowed.values()]
+
+    # -- an upper bound -----------------------------------------------------------------------------
+
+    def _descent(self, chosen: Chosen) -> Found:
+        """Axis after axis at its best, the others as they are, while that helps."""
+        best: Found | None = None
+        still = 0
+        for count in range(_ROUNDS * len(self.axes)):
+            axis = self.axes[-1 - count % len(self.axes)]
+            self.say(f"solving axis {self.bound.mesh.axes[axis].name}, round {count // len(self.axes) + 1}")
+            try:
+                found = self._conditional(axis, chosen)
+            except (Infeasible, PlacementError):
+                if best is None and count + 1 < len(self.axes):
+                    continue  # another axis may get out of the other one's way
+                if best is None:
+                    return self._joint()
+                raise
+            still = still + 1 if best is not None and found[1].cost >= best[1].cost else 0
+            if best is None or found[1].cost < best[1].cost:
+                best, chosen = found, {**chosen, **_chosen(*found)}
+            if still >= len(self.axes) - 1:
+                break
+        assert best is not None
+        return best
+
+    def _conditional(self, axis: int, chosen: Chosen, *, limited: bool = False) -> Found:
+        allowed: Allowed = {
+            name: [options[k] if k == axis or (one := chosen[name][k]) is None else (one,) for k in self.axes]
+            for name, options in self.allowed.items()
+        }
+        builder = Builder(self.bound, self.prices, allowed, self.offers)
+        problem = builder.problem()
+        for name, counts in builder.options.items():
+            known = self.allowed[name]
+            self.allowed[name] = [range(n) if own is None else own for own, n in zip(known, counts, strict=True)]
+        return builder, builder.solved(problem, limited=limited)
+
+    # -- a lower bound ------------------------------------------------------------------------------
+
+    def _proven(self, found: Found) -> Found:
+        """The plan with its proof, or a better one with it."""
+        lower = 0
+        for round_ in range(_ROUNDS):
+            self.say(f"bounding, round {round_ + 1}")
+            reference = self._reference(*found)
+            problems = [self._charged(axis, reference) for axis in self.axes]
+            try:
+                parts = [regrets(problem, _TABLE) for _, problem in problems]
+            except TooLarge:
+                break
+            except Conflict as error:
+                raise AssertionError("an axis has no plan, and all together have one") from error
+            lower = max(lower, reference.constant + sum(total for total, _ in parts))
+            gap = found[1].cost[0] - lower
+            if gap <= 0:
+                return found[0], dataclasses.replace(found[1], bound=found[1].cost)
+            before = sum(self._counts())
+            for axis, ((builder, _), (_, more)) in enumerate(zip(problems, parts, strict=True)):
+                self._prune(axis, builder, more, gap, _chosen(*found))
+            if sum(self._counts()) <= _SMALL or sum(self._counts()) == before:
+                break
+        return self._closed(found, lower)
+
+    def _reference(self, builder: Builder, solution: Solution) -> Reference:
+        """Charges as they are at a plan."""
+        chosen = _chosen(builder, solution)
+        at = {node: chosen[node.name] for node in self.bound.graph.nodes}
+        steps = builder.plan(solution.choice, solution.cost, solution.bound).steps
+        return Reference(self.bound, self.prices, self.offers, at, self.allowed, steps)
+
+    def _closed(self, found: Found, lower: int) -> Found:
+        """Solve what is left jointly; where that is too much, the plan keeps its gap."""
+        if sum(count - 1 for count in self._counts()) <= _JOINT:
+            self.say("solving jointly")
+            try:
+                builder, solution = self._joint()
+            except Undecided:
+                return found[0], dataclasses.replace(found[1], bound=(lower, 0, 0))
+            if solution.bound == solution.cost or solution.cost < found[1].cost:
+                bound = max(solution.bound, (lower, 0, 0))
+                return builder, dataclasses.replace(solution, bound=min(bound, solution.cost))
+        return found[0], dataclasses.replace(found[1], bound=(lower, 0, 0))
+
+    def _prune(
+        self, axis: int, builder: Builder, more: Sequence[Ints], gap: int, chosen: Mapping[str, Sequence[int]]
+    ) -> None:
+        """Leave the options that a plan better than the one known may have, and that one's."""
+        for name, combos, regret in zip(builder.names, builder.combos, more, strict=True):
+            kept = {option for (option,), extra in zip(combos, regret, strict=True) if extra <= gap}
+            kept.add(chosen[name][axis])
+            self.allowed[name][axis] = tuple(i for i in self.allowed[name][axis] or () if i in kept)
+
+    def _alone(self, axis: int, reference: Reference) -> Found:
+        builder, problem = self._charged(axis, reference)
+        return builder, solve(problem)
+
+    def _charged(self, axis: int, reference: Reference) -> tuple[Builder, Problem]:
+        """The problem of one axis, at what it is charged."""
+        allowed: Allowed = {name: [options[axis]] for name, options in self.allowed.items()}
+        charges = Charges(self.alone[axis], axis, reference)
+        builder = Builder(self.alone[axis], charges, allowed, self.offers)
+        return builder, builder.problem()
+
+    # -- all axes -----------------------------------------------------------------------------------
+
+    def _joint(self) -> Found:
+        builder = Builder(self.bound, self.prices, self.allowed, self.offers)
+        return builder, builder.solved(builder.problem())
+
+    def _within_limit(self, found: Found) -> Found:
+        """The plan if it is within the limit of memory, else the best one that changes one axis after the other.
+
+        What costs least without the limit bounds what costs least within it. Raises Undecided where no plan was met.
+        """
+        builder, solution = found
+        lower, allowed = solution.bound, self.allowed
+        assert self.bound.limit is not None
+        if memory(builder.plan(solution.choice, solution.cost, lower)).rank.peak <= self.bound.limit.most.amount:
+            return found
+        self.allowed = self._every()
+        best: Found | None = None
+        chosen = _chosen(*found)
+        for axis in [*reversed(self.axes)] * 2:
+            self.say(f"fitting axis {self.bound.mesh.axes[axis].name} to the limit of memory")
+            try:
+                other = self._conditional(axis, chosen, limited=True)
+            except (TooLittle, Infeasible, Undecided):
+                continue
+            if best is None or other[1].cost < best[1].cost:
+                best, chosen = other, _chosen(*other)
+        self.allowed = allowed
+        if best is None:
+            raise Undecided("no plan within the limit of memory was met by changing one axis at a time")
+        return best[0], dataclasses.replace(best[1], bound=min(lower, best[1].cost))
+
+
+def _chosen(builder: Builder, solution: Solution) -> dict[str, Sequence[int]]:
+    """The options chosen, by variable and axis."""
+    chosen = zip(builder.names, builder.combos, solution.choice, strict=True)
+    return {name: combos[index] for name, combos, index in chosen}
+
+
+def _on_axis(bound: Bound, axis: int) -> Bound:
+    """What the spec says of one axis."""
+    mesh = Mesh((bound.mesh.axes[axis],), bound.mesh.device, (bound.mesh.links[axis],))
+
+    def alone(pin: Pin) -> Pin:
+        return Pin((pin.kinds[axis],), pin.spans[axis : axis + 1])
+
+    return dataclasses.replace(
+        bound,
+        mesh=mesh,
+        contexts=(bound.contexts[axis],),
+        inputs={value: alone(pin) for value, pin in bound.inputs.items()},
+        parameters={value: alone(pin) for value, pin in bound.parameters.items()},
+        values={value: alone(pin) for value, pin in bound.values.items() if pin.kinds[axis] is not None},
+        outputs={o: pin and (alone(pin) if pin.kinds[axis] is not None else None) for o, pin in bound.outputs.items()},
+        limit=None,
+    )

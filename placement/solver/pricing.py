@@ -1,0 +1,224 @@
+"""What ops and conversions cost on a mesh: picoseconds, bytes kept for the backward, launches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+from placement.graph.ir import Node, Value, evaluate, numel, substitute
+from placement.graph.signature import Signature
+from placement.rules import Collective, JointStrategy, Strategy, lookup
+from placement.solver.keeping import Keeping
+from placement.solver.mesh import Axes, Edge
+from placement.solver.steiner import Conversions, conversions
+from placement.types import Joint, Kind, P, R, Type
+
+if TYPE_CHECKING:
+    from placement.solver.bind import Bound
+
+Cost = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A launch inside an op: ``nbytes`` as the axes that do not take part leave them."""
+
+    axes: Axes
+    collective: Collective
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ways:
+    """The types of one value and the conversions between them."""
+
+    joints: tuple[Joint, ...]
+    edges: Mapping[tuple[int, int], Edge]
+    least: Conversions
+
+
+@dataclass(frozen=True, slots=True)
+class Restriction:
+    """How a value may be converted. hook: it is a parameter, or a view of one, and used as it is placed.
+
+    sealed: by axis, whether its blocks may not be gathered. stored: by axis, whether it is kept in blocks. again: how
+    often it is gathered in the backward if it is gathered in the forward.
+    """
+
+    hook: bool
+    sealed: tuple[bool, ...]
+    stored: tuple[bool, ...] = ()
+    again: int = 0
+
+
+class Prices:
+    """The prices of one bound program."""
+
+    def __init__(self, bound: Bound, keeping: Keeping | None = None) -> None:
+        self.bound = bound
+        self.mesh = bound.mesh
+        self.machine = bound.mesh.machine((0,))
+        self.keeping = keeping or Keeping(bound, least=bound.limit is not None)
+        self._bytes: dict[Value, int] = {}
+        self._alike: dict[Node, object] = {}
+        self._work: dict[object, tuple[int, int]] = {}
+        self._ways: dict[tuple[object, ...], tuple[Mapping[tuple[int, int], Edge], Conversions]] = {}
+
+    def nbytes(self, value: Value) -> int:
+        """The full value's bytes."""
+        if value not in self._bytes:
+            self._bytes[value] = numel(value.shape, self.bound.hints) * value.dtype.itemsize
+        return self._bytes[value]
+
+    # -- conversions --------------------------------------------------------------------------------
+
+    def ways(
+        self, value: Value, kinds: Sequence[Sequence[Type]], asked: Sequence[Joint], restriction: Restriction
+    ) -> Ways:
+        """The conversions of a value among types of ``kinds``, by axis, to those of ``asked``."""
+        joints = tuple(self.bound.joints(kinds))
+        ids = {joint: index for index, joint in enumerate(joints)}
+        runs: dict[object, int] = {}
+        shape = tuple(tuple((kind.kind, runs.setdefault(kind.over, len(runs))) for kind in joint) for joint in joints)
+        wanted = tuple(ids[joint] for joint in asked)
+        key = (self.nbytes(value), value.requires_grad, restriction, shape, wanted, self.likeness_of(value))
+        known = self._ways.get(key)
+        if known is None:
+            edges: dict[tuple[int, int], Edge] = {}
+            prices: dict[tuple[int, int], Cost] = {}
+            for joint in joints:
+                for edge in self.mesh.edges(joint, kinds, gradient=value.requires_grad):
+                    pair = ids[joint], ids.get(edge.target, -1)
+                    if pair[1] < 0 or not _allowed(joint, edge, restriction):
+                        continue
+                    price = self.price(value, edge, joint, restriction)
+                    if pair not in prices or price < prices[pair]:
+                        edges[pair], prices[pair] = edge, price
+            known = self._ways[key] = edges, conversions(len(joints), prices, wanted)
+        return Ways(joints, *known)
+
+    def likeness_of(self, value: Value) -> object:  # noqa: ARG002 - what subclasses look at
+        """What the prices of a value's conversions depend on beside its bytes and types."""
+        return None
+
+    def price(self, value: Value, edge: Edge, source: Joint, restriction: Restriction) -> Cost:
+        """The price of a conversion."""
+        hook = restriction.hook
+        sent = self.mesh.sent(edge, source, self.nbytes(value))
+        machine = self.mesh.machine(edge.axes)
+        actions = [edge.conversion.forward, edge.conversion.backward]
+        if hook and source.replaced(edge.axes, R) == edge.target:
+            actions = actions[:1]
+        actions += [edge.conversion.forward] * self.again(edge, source, restriction)
+        return sum(self.times(edge, source, sent, restriction)), 0, sum(map(machine.launches, actions))
+
+    @staticmethod
+    def again(edge: Edge, source: Joint, restriction: Restriction) -> int:
+        """How often what the conversion gathers is gathered again in the backward."""
+        return restriction.again if source[edge.axes[0]].stored else 0
+
+    def times(self, edge: Edge, source: Joint, nbytes: int, restriction: Restriction) -> tuple[int, int]:
+        """Picoseconds forward and backward. All hooks are one flat launch: only their bytes count."""
+        hook = restriction.hook
+        forward, backward = self.mesh.times(edge, nbytes)
+        backward += forward * self.again(edge, source, restriction)
+        if hook and edge.conversion.source is Kind.I:
+            backward -= self.mesh.times(edge, 0)[1]
+        return forward, backward
+
+    # -- ops ----------------------------------------------------------------------------------------
+
+    def op(self, node: Node, strategy: JointStrategy) -> tuple[Cost, tuple[int, int]]:
+        """The price of an op with the collectives inside it, and of its work alone forward and backward."""
+        work = self.work(node, strategy)
+        inside = self.inside(strategy)
+        sent = sum(self.mesh.machine(s.axes).collective(s.collective.action, s.nbytes) for s in inside)
+        launches = sum(self.mesh.machine(s.axes).launches(s.collective.action) for s in inside)
+        return (sum(work) + sent, self.keeping.nbytes(node, strategy), launches), work
+
+    def work(self, node: Node, strategy: JointStrategy) -> tuple[int, int]:
+        """Picoseconds of an op's own work forward and backward."""
+        return self.work_of(node, [self.dims(node, part) for part in strategy.parts])
+
+    def dims(self, node: Node, strategy: Strategy) -> tuple[int, ...]:
+        """The dim in which one axis cuts each operand and result, -1 where it does not."""
+        sides = [*zip(node.operands, strategy.operands, strict=True), *zip(node.results, strategy.results, strict=True)]
+        places = (self.bound.dims.locate(v, kind.over) if kind.over else None for v, kind in sides)  # type: ignore[arg-type]
+        return tuple(-1 if place is None else place[0] for place in places)
+
+    def work_of(self, node: Node, cuts: Sequence[tuple[int, ...]]) -> tuple[int, int]:
+        """The work where each axis cuts operands and results in these dims; alike ops are asked about once."""
+        key = (self.likeness(node), *cuts)
+        if key not in self._work:
+            self._work[key] = self._work_of(node, cuts)
+        return self._work[key]
+
+    def _work_of(self, node: Node, cuts: Sequence[tuple[int, ...]]) -> tuple[int, int]:
+        found = lookup(node)
+        parts: list[dict[int, int]] = []  # of each operand and result, into how many blocks each dim is cut
+        for position in range(len(node.operands) + len(node.results)):
+            by_dim: dict[int, int] = {}
+            for axis, dims in zip(self.mesh.axes, cuts, strict=True):
+                if dims[position] >= 0:
+                    by_dim[dims[position]] = by_dim.get(dims[position], 1) * axis.n
+            parts.append(by_dim)
+        sides = zip((*node.operands, *node.results), parts, strict=True)
+        view = found is not None and found.view
+        traffic = 0 if view else sum(self.nbytes(v) // prod(by_dim.values()) for v, by_dim in sides)
+        flops = self._flops(node, parts)
+        dtype = str(node.results[0].dtype).removeprefix("torch.") if node.results else "float32"
+        forward, backward = self.machine.compute(flops, traffic, dtype), 0
+        if any(v.requires_grad for v in node.results):
+            grads = sum(v.requires_grad for v in node.operands) if flops else 1
+            backward = self.machine.compute(flops * grads, traffic, dtype)
+        return forward, backward
+
+    def likeness(self, node: Node) -> object:
+        """Equal for ops that cost the same where they are cut in the same dims."""
+        if node not in self._alike:
+            hints = self.bound.hints
+            values = tuple(
+                (tuple(evaluate(size, hints) for size in v.shape), v.dtype, v.requires_grad)
+                for v in (*node.operands, *node.results)
+            )
+            given = substitute(
+                (node.args, tuple(node.kwargs.items())), lambda leaf: "" if isinstance(leaf, Value) else leaf
+            )
+            self._alike[node] = (node.op, values, repr(given))
+        return self._alike[node]
+
+    def inside(self, strategy: JointStrategy) -> list[Sent]:
+        """The launches inside an op."""
+        found: list[Sent] = []
+        for axes in strategy.groups().values():
+            for one in strategy.parts[axes[0]].collectives:
+                parts = 1 if one.like is None else self.mesh.parts(strategy.operands[one.like], axes)
+                found.append(Sent(axes, one, one.nbytes // parts))
+        return found
+
+    def _flops(self, node: Node, parts: Sequence[Mapping[int, int]]) -> int:
+        found = lookup(node)
+        signature = found.signature(node) if found and found.flops else None
+        if not found or not found.flops or not isinstance(signature, Signature):
+            return 0
+        extent: dict[str, int] = {}
+        for value, dims, cuts in zip(node.operands, signature.operands, parts, strict=False):
+            for index, (dim, size) in enumerate(zip(dims, value.shape, strict=True)):
+                for letter in dim:
+                    whole = evaluate(signature.sizes.get(letter, size), self.bound.hints)
+                    extent[letter] = min(extent.get(letter, whole), whole // cuts.get(index, 1))
+        return found.flops(extent)
+
+
+def _allowed(source: Joint, edge: Edge, restriction: Restriction) -> bool:
+    kinds = edge.conversion.source, edge.conversion.target
+    if restriction.hook:
+        # A parameter is used as it is placed, and its hook comes first: one reduction over all the axes that need it.
+        hooked = kinds == (Kind.I, Kind.R)
+        if hooked and restriction.stored and any(restriction.stored[axis] for axis in edge.axes):
+            return False  # its gradient is reduced to blocks, which R does
+        gathered = all(source[axis].stored for axis in edge.axes) and kinds[1] is not Kind.P
+        return (Kind.S not in kinds or gathered) and not (hooked and (R in source or P in source))
+    return kinds[0] is not Kind.S or not any(restriction.sealed[axis] for axis in edge.axes)
