@@ -341,6 +341,10 @@ class _Binder:
         if named is None:
             return None
         dim = next(factors for factors in self.dims.of(parameter.value) if set(named) <= set(factors))
+        if self.dims.locate(parameter.value, dim) is None:
+            text = f"{what} cannot be stored in blocks: several of its dims are one and the same"
+            self.found.error("PLC204", text, item.dim_span or item.span, hint="keep it as it is used: leave stored out")
+            return None
         blocks = Type(Kind.S, dim, stored=True)
         axis, hints = self.mesh.axes[index], self.contexts[index].hints
         joint = Joint(kinds[0] if kinds else R for kinds in used).replaced((index,), blocks)

@@ -24,11 +24,11 @@ from placement.rules.skeleton import notes, start
 from placement.solver.bind import Bound, Pin
 from placement.solver.capacity import fitted
 from placement.solver.causes import Causes
-from placement.solver.eliminate import Infeasible, solve
+from placement.solver.eliminate import Infeasible, Undecided, solve
 from placement.solver.plan import Hook, Plan, Step, Version
 from placement.solver.pricing import Cost, Prices, Restriction, Ways
 from placement.solver.problem import Net, Problem, Solution, Variable
-from placement.solver.prune import ask_set, asked_masks, union_masks
+from placement.solver.prune import TooManyMasks, ask_set, asked_masks, union_masks
 from placement.types import I, Joint, P, R, Type
 
 
@@ -42,6 +42,8 @@ class _NetSpec:
     made: tuple[Joint, ...]
     consumers: list[tuple[int, Node | Output, int, tuple[Joint, ...]]] = field(default_factory=list)
 
+
+_MOST_SETS = 2048  # of types that one value may be asked for at once
 
 Combo = tuple[int, ...]
 """One option per axis, by position in the axis' options."""
@@ -327,7 +329,13 @@ class Builder:
         consumers = tuple(
             (v, np.array([bits[joint] for joint in joints], dtype=np.int64)) for v, _, _, joints in spec.consumers
         )
-        sets = np.array(union_masks(Counter(ask_set(masks) for masks in asked_masks(consumers).values())))
+        try:
+            unions = union_masks(Counter(ask_set(masks) for masks in asked_masks(consumers).values()), _MOST_SETS)
+        except TooManyMasks as error:
+            raise Undecided(
+                f"more than {_MOST_SETS} sets of types that '{spec.value.name}' may be asked for"
+            ) from error
+        sets = np.array(unions)
         places = {joint: index for index, joint in enumerate(ways.joints)}
         return Net(
             name=spec.value.name,
@@ -386,7 +394,8 @@ class Builder:
 
     def _hooks(self, steps: Sequence[Step], causes: Causes) -> Iterator[Hook]:
         for parameter in self.bound.graph.parameters:
-            found = {s.axes: s for s in steps if s.value is parameter.value and s.sums_gradient}
+            real = [s for s in steps if self.bound.mesh.ranks(s.axes) > 1 or len(self.bound.mesh.axes) == 1]
+            found = {s.axes: s for s in real if s.value is parameter.value and s.sums_gradient}
             for axes, step in found.items():
                 yield Hook(parameter, step.axis, axes, step.nbytes, causes.of_parameter(parameter.value, steps))
 

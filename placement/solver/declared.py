@@ -28,7 +28,9 @@ def mesh_of(spec: Spec, axes: Mapping[str, int], device_type: str, found: Diagno
             found.error("PLC101", text, spec.axes[0].name.span, hint=did_you_mean(given, names) or told)
     found.raise_if_any(spec.sources)
     device, link = _device(spec, device_type, found)
-    made = [(_axis(declared, axes, found), _link(declared, spec, device, link, found)) for declared in spec.axes]
+    order = {name: index for index, name in enumerate(axes)}  # that of the mesh: it says where blocks lie
+    lines = sorted(spec.axes, key=lambda declared: order.get(str(declared.name), len(order)))
+    made = [(_axis(declared, axes, found), _link(declared, spec, device, link, found)) for declared in lines]
     found.raise_if_any(spec.sources)
     return Mesh(tuple(axis for axis, _ in made), device, tuple(link for _, link in made))
 

@@ -103,7 +103,7 @@ class _Search:
             except (Infeasible, PlacementError):
                 if best is None and count + 1 < len(self.axes):
                     continue  # another axis may get out of the other one's way
-                if best is None:
+                if best is None and sum(self._counts()) <= _JOINT:
                     return self._joint()
                 raise
             still = still + 1 if best is not None and found[1].cost >= best[1].cost else 0

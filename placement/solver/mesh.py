@@ -17,7 +17,7 @@ import sympy
 from placement.graph.factors import Dims
 from placement.graph.ir import Size, Value, evaluate
 from placement.solver.cost import Device, Link, Machine
-from placement.types import Conversion, Joint, Type, conversion
+from placement.types import Action, Conversion, Joint, Type, conversion
 
 Axes = tuple[int, ...]
 """Axes by their position in the mesh, ascending."""
@@ -48,6 +48,9 @@ class Mesh:
     device: Device
     links: tuple[Link, ...]
     _machines: dict[Axes, Machine] = field(default_factory=dict[Axes, Machine], init=False, repr=False)
+    _times: dict[tuple[Axes, Action, int], int] = field(
+        default_factory=dict[tuple["Axes", Action, int], int], init=False, repr=False
+    )
 
     def __str__(self) -> str:
         return ", ".join(f"{axis.name} = {axis.n}" for axis in self.axes)
@@ -184,8 +187,15 @@ class Mesh:
 
     def times(self, edge: Edge, nbytes: int) -> tuple[int, int]:
         """Picoseconds forward and backward, of ``nbytes`` as ``sent`` gives them."""
-        machine = self.machine(edge.axes)
-        return machine.collective(edge.conversion.forward, nbytes), machine.collective(edge.conversion.backward, nbytes)
+        forward, backward = edge.conversion.forward, edge.conversion.backward
+        return self.collective(edge.axes, forward, nbytes), self.collective(edge.axes, backward, nbytes)
+
+    def collective(self, axes: Axes, action: Action, nbytes: int) -> int:
+        """Picoseconds of one action, which a graph asks for again and again."""
+        key = axes, action, nbytes
+        if key not in self._times:
+            self._times[key] = self.machine(axes).collective(action, nbytes)
+        return self._times[key]
 
     def launches(self, edge: Edge) -> int:
         """Collectives launched, forward and backward."""

@@ -91,7 +91,7 @@ class Prices:
             for joint in joints:
                 for edge in self.mesh.edges(joint, kinds, gradient=value.requires_grad):
                     pair = ids[joint], ids.get(edge.target, -1)
-                    if pair[1] < 0 or not _allowed(joint, edge, restriction):
+                    if pair[1] < 0 or not self._allowed(joint, edge, restriction):
                         continue
                     price = self.price(value, edge, joint, restriction)
                     if pair not in prices or price < prices[pair]:
@@ -211,14 +211,16 @@ class Prices:
                     extent[letter] = min(extent.get(letter, whole), whole // cuts.get(index, 1))
         return found.flops(extent)
 
-
-def _allowed(source: Joint, edge: Edge, restriction: Restriction) -> bool:
-    kinds = edge.conversion.source, edge.conversion.target
-    if restriction.hook:
-        # A parameter is used as it is placed, and its hook comes first: one reduction over all the axes that need it.
-        hooked = kinds == (Kind.I, Kind.R)
-        if hooked and restriction.stored and any(restriction.stored[axis] for axis in edge.axes):
-            return False  # its gradient is reduced to blocks, which R does
+    def _allowed(self, source: Joint, edge: Edge, restriction: Restriction) -> bool:
+        kinds = edge.conversion.source, edge.conversion.target
+        if not restriction.hook:
+            return kinds[0] is not Kind.S or not any(restriction.sealed[axis] for axis in edge.axes)
+        if kinds == (Kind.I, Kind.R) and self.mesh.ranks(edge.axes) > 1:
+            # A hook comes first: one reduction over all the axes that need it. Stored blocks need none: R does it.
+            used = [kind for axis, kind in zip(self.mesh.axes, source, strict=True) if axis.n > 1]
+            return not (
+                R in used or P in used or any(restriction.stored[axis] for axis in edge.axes if restriction.stored)
+            )
+        # A parameter is used as it is placed.
         gathered = all(source[axis].stored for axis in edge.axes) and kinds[1] is not Kind.P
-        return (Kind.S not in kinds or gathered) and not (hooked and (R in source or P in source))
-    return kinds[0] is not Kind.S or not any(restriction.sealed[axis] for axis in edge.axes)
+        return Kind.S not in kinds or gathered

@@ -262,13 +262,22 @@ def _contrast(
     return _Contrast(-least(less)[0], worse, ~fits.any(axis=0))
 
 
-def union_masks(others: Mapping[AskSet, int]) -> list[int]:
-    """Every mask that consumers can ask for together, each choosing one of its own."""
+class TooManyMasks(Exception):
+    """More masks than the limit."""
+
+
+def union_masks(others: Mapping[AskSet, int], most: int | None = None) -> list[int]:
+    """Every mask that consumers can ask for together, each choosing one of its own.
+
+    Raises TooManyMasks past ``most`` of them.
+    """
     masks = {0}
     for asks, count in others.items():
         for _ in range(count):
             grown = {mask | bit for mask in masks for bit in asks}
             if grown == masks:
                 break
+            if most is not None and len(grown) > most:
+                raise TooManyMasks
             masks = grown
     return sorted(masks)

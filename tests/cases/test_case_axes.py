@@ -196,8 +196,8 @@ def compared(mesh: Any, model: Any, program: Any, count: int, *, placed: bool) -
 def unequal(mesh: Any) -> None:
     model = toys.drawn(Rows())
     for count in (3, 1):
+        text = row_spec(mesh, "Shard(row) @ dp")
         with pytest.raises(placement.PlacementError) as caught:
-            text = row_spec(mesh, "Shard(row) @ dp")
             placement.compile(model, simulated(mesh), text, example={"x": rows(count)})
         (fault,) = caught.value.diagnostics
         assert fault.code == "PLC203"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 
 from placement import runtime as rt
 from tests.cases import toys
@@ -28,12 +29,15 @@ CASES += [(PINNED.replace("mesh dp\nmesh tp", "mesh tp\nmesh dp"), {"tp": 2, "dp
 def counted(mesh: Any, spec: str) -> list[rt.Event]:
     _, program = pair(mesh, spec)
     with rt.record() as log:
-        program(**own(program, batch()))["loss"].backward()
+        out = program(**own(program, batch()))
+        logits = out["logits"]
+        # Through every output, so that every conversion's backward runs.
+        (out["loss"] + (logits.to_local() if isinstance(logits, DTensor) else logits).sum()).backward()
     explained(log, program.plan)
     return log
 
 
-@pytest.mark.parametrize(("spec", "sizes"), CASES)
+@pytest.mark.parametrize(("spec", "sizes"), CASES, ids=[f"{i}-{sizes}" for i, (_, sizes) in enumerate(CASES)])
 def test_execution_agrees_with_explanation(spec: str, sizes: dict[str, int]) -> None:
     assert counted(rt.simulate(**sizes), spec)
 

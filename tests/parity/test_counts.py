@@ -56,7 +56,8 @@ def totals(counts: Counts, axes: tuple[str, ...]) -> dict[str, Any]:
     """As ``explain --format json`` has them."""
     found: dict[str, Any] = {axis: {"forward": {}, "backward": {}} for axis in axes}
     for (phase, action, axis, size), count in sorted(counts.items()):
-        entry = found.setdefault(axis, {"forward": {}, "backward": {}})[phase].setdefault(action, {"count": 0, "bytes": 0})
+        phases = found.setdefault(axis, {"forward": {}, "backward": {}})
+        entry = phases[phase].setdefault(action, {"count": 0, "bytes": 0})
         entry["count"] += count
         entry["bytes"] += count * size
     return found
@@ -65,7 +66,7 @@ def totals(counts: Counts, axes: tuple[str, ...]) -> dict[str, Any]:
 @pytest.mark.parametrize("n", [2, 4])
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 def test_execution_agrees_with_explanation(path: Path, n: int) -> None:
-    axes = tuple(line.axis for line in placement.load(path).meshes)
+    axes = tuple(str(axis.name) for axis in placement.load(path).axes)
     plan, counts = counted(rt.simulate(**{axis: n if axis == "tp" else 2 for axis in axes}), path)
     assert counts
     assert counts == said(plan)

@@ -118,12 +118,14 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(8, 12), nn.Linear(12, 8)
+        self.square = nn.Linear(8, 8)
 
     def forward(self, x: Tensor) -> Tensor:
+        x = x + self.square(x)
         return self.down(torch.relu(self.up(x))).square().mean()
 
 
-NET = "mesh dp = 2\ninput x : [batch, width], Shard(batch)\nparam ** : stored Shard(0)\nvalue up : Shard(batch)\n"
+NET = "mesh dp = 2\ninput x : [batch, width], Shard(batch)\nparam {up,down}.* : stored Shard(0)\nvalue up : Shard(batch)\n"
 
 
 def net() -> tuple[Any, Tensor]:
@@ -153,6 +155,7 @@ def test_a_block_written_to_before_the_backward_is_noticed() -> None:
     ("line", "code", "message"),
     [
         ("param up.weight : stored Shard(seq)", "PLC103", "dim 'seq'"),
+        ("param square.weight : stored Shard(0)", "PLC204", "several of its dims are one and the same"),
         ("param up.weight : stored Replicate", "PLC210", "what is stored is a block"),
         ("param up.bias : Shard(out) @ tp, stored Shard(0) @ dp", "PLC203", "does not divide"),
     ],
