@@ -43,7 +43,7 @@ class _NetSpec:
     consumers: list[tuple[int, Node | Output, int, tuple[Joint, ...]]] = field(default_factory=list)
 
 
-_MOST_SETS = 2048  # of types that one value may be asked for at once
+_MOST_SETS = 1 << 14  # of types that one value may be asked for at once
 
 Combo = tuple[int, ...]
 """One option per axis, by position in the axis' options."""

@@ -16,6 +16,7 @@ jointly where step 4 runs.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
@@ -65,7 +66,8 @@ class _Search:
 
     def optimum(self) -> Found:
         if max(self._counts(), default=1) <= _WIDE and sum(self._counts()) <= _SMALL:
-            return self._joint()
+            with contextlib.suppress(Undecided):
+                return self._joint()
         reference = Reference.most_divided(self.bound, self.prices, self.offers, self.allowed)
         start: dict[str, list[int | None]] = {name: [None] * len(self.axes) for name in self.allowed}
         for axis in self.axes:

@@ -125,7 +125,12 @@ class Net(nn.Module):
         return self.down(torch.relu(self.up(x))).square().mean()
 
 
-NET = "mesh dp = 2\ninput x : [batch, width], Shard(batch)\nparam {up,down}.* : stored Shard(0)\nvalue up : Shard(batch)\n"
+NET = """
+mesh dp = 2
+input x : [batch, width], Shard(batch)
+param {up,down}.* : stored Shard(0)
+value up : Shard(batch)
+"""
 
 
 def net() -> tuple[Any, Tensor]:
