@@ -90,7 +90,7 @@ WORDS = [
     M("unit forgotten", "PLC011", {2: "mesh tp\nlimit memory «80»"}),
     M("mesh forgotten", "PLC111", {2: "", 6: "param model.embed_tokens.weight : [vocab, hidden], «Shard(vocab) @ tp»"}),
     M("mesh size in words", "PLC013", {2: "mesh tp = «two»"}),
-    M("axis left out of two", "PLC113", {2: "mesh tp\nmesh dp", 18: "output loss : «Replicate»"}),
+    M("axis left out of two", "PLC113", {2: "mesh tp\nmesh dp", 18: "output loss : «Partial»"}),
     M("axis declared twice", "PLC112", {2: "mesh tp = 2\nmesh «tp» = 4"}),
     M("block left open", "PLC007", {8: "within model.layers.* «{»", 14: ""}),
     M("block closed twice", "PLC008", {16: "«}»\nvalue model.norm : Shard(seq) @ tp"}),
