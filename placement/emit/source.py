@@ -65,7 +65,6 @@ class _Writer:
         self.root = root
         self.printer = Printer(plan)
         self.parameters = {p.value: p for p in plan.graph.parameters}
-        self.bare = _bare(plan)
         self.symbols = {s.symbol: s.name for s in plan.graph.symbols}
         self.sites = _sites(plan)
         self.needs: dict[Block, list[sympy.Symbol]] = {}
@@ -271,11 +270,8 @@ class _Writer:
     def _step_line(self, step: Step, block: Block, scope: _Scope, ends: bool) -> str:
         source = self._name(step.source, block, scope)
         axis = self.printer.axis(step.axes)
-        bare = step.source not in scope.names or step.source in self.bare
-        parameter = self.parameters.get(step.value) if step.sums_gradient and bare else None
-        if step.target in self.bare:
-            call, comment = source, f"I -> R on one rank of {step.axis}"
-        elif parameter is not None:
+        parameter = self.parameters.get(step.value) if step.sums_gradient and step.source not in scope.names else None
+        if parameter is not None:
             call = f'rt.summed(self, "{owned(parameter.names, block.path)}", {axis})'
             comment = "I -> R; backward: all_reduce, with the other hooks"
         else:
@@ -382,17 +378,6 @@ _PLAIN = {
     "scaled_dot_product_attention": "attended", "cross_entropy_loss": "loss", "masked_fill": "filled",
     "addmm": "projected", "linear": "projected", "mm": "projected",
 }  # fmt: skip
-
-
-def _bare(plan: Plan) -> frozenset[Version]:
-    """Parameters converted on axes of one rank, beside others: still the parameters, and their hooks to come."""
-    own = {p.value for p in plan.graph.parameters}
-    found: set[Version] = set()
-    for step in plan.steps if len(plan.mesh.axes) > 1 else ():
-        first = step.source.type == plan.produced[step.value] or step.source in found
-        if step.value in own and step.sums_gradient and first and plan.mesh.ranks(step.axes) == 1:
-            found.add(step.target)
-    return frozenset(found)
 
 
 def _sites(plan: Plan) -> dict[Node, int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import sympy
 import torch
@@ -105,6 +106,8 @@ class _Known:
 class Context:
     """One axis of ``n`` ranks over a graph's dims: which runs of factors a shard on it may cut.
 
+    On an axis of one rank all types are the same: there values are I, and R where they have no gradient.
+
     hints: the size of each symbol in the example. dynamic: the symbols that may be cut at all.
     """
 
@@ -168,6 +171,8 @@ class Context:
 
     def types(self, value: Value) -> tuple[Type, ...]:
         """Every type that the value may have, the unsharded first."""
+        if self.n == 1:
+            return (I,) if value.requires_grad else (R,)
         found = (self.shard(value, run) for dim in self.dims.of(value) for run in self.runs(dim))
         unsharded = (I, R, P) if value.requires_grad else (R, P) if _sums(value) else (R,)
         return (*unsharded, *dict.fromkeys(kind for kind in found if kind))
@@ -191,7 +196,7 @@ def _strategies(node: Node, context: Context) -> tuple[Strategy, ...]:
     result: dict[tuple[tuple[Type, ...], tuple[Type, ...], str], Strategy] = {}
     for plain in _plain(node, operands, context):
         result.setdefault((plain.operands, plain.results, ""), plain)
-    for implementation in found.implementations if found else ():
+    for implementation in found.implementations if found and context.n > 1 else ():
         for form in implementation.forms(node, context):
             strategy = Strategy(form.operands, form.results, implementation.name, form.collectives, form.code)
             result.setdefault((form.operands, form.results, implementation.name), strategy)
@@ -199,8 +204,8 @@ def _strategies(node: Node, context: Context) -> tuple[Strategy, ...]:
 
 
 def _plain(node: Node, operands: tuple[Value, ...], context: Context) -> Iterator[Strategy]:
-    yield from _unsharded(node, operands)
-    signature = context.dims.signature(node)
+    yield from _unsharded(node, operands) if context.n > 1 else islice(_unsharded(node, operands), 1)
+    signature = context.dims.signature(node) if context.n > 1 else None
     if isinstance(signature, Regrouping):
         yield from _regrouped(node, operands, context)
     elif signature is not None:

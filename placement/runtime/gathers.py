@@ -66,17 +66,13 @@ class _Gathered:
         self._known: dict[int, tuple[weakref.ref[Tensor], _Recipe]] = {}
 
     def add(self, whole: Tensor, recipe: _Recipe) -> None:
-        self._known[whole.untyped_storage().data_ptr()] = weakref.ref(whole), recipe
+        place = whole.untyped_storage().data_ptr()
+        # Forgotten with the tensor: its memory may then be another's, and the recipe holds on to the blocks.
+        self._known[place] = weakref.ref(whole, lambda _: self._known.pop(place, None)), recipe
 
     def find(self, x: Tensor) -> _Recipe | None:
-        place = x.untyped_storage().data_ptr()
-        known = self._known.get(place)
-        if known is None:
-            return None
-        if known[0]() is None:  # the memory may be another tensor's by now
-            del self._known[place]
-            return None
-        return known[1]
+        known = self._known.get(x.untyped_storage().data_ptr())
+        return None if known is None else known[1]
 
 
 _gathered = _Gathered()

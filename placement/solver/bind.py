@@ -51,10 +51,6 @@ class Pin:
         """The types allowed on some axis."""
         return tuple(dict.fromkeys(kind for kinds in self.kinds for kind in kinds or ()))
 
-    def allows(self, joint: Joint) -> bool:
-        """Whether a value may be of this type."""
-        return all(kinds is None or kind in kinds for kind, kinds in zip(joint, self.kinds, strict=True))
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bound:
@@ -273,7 +269,8 @@ class _Binder:
         kinds: list[tuple[Type, ...] | None] = [None] * len(self.mesh.axes)
         for index, item in placed.items():
             if not isinstance(item.placement, Auto):
-                kinds[index] = self.types(value, item, index, what, parameter)
+                meant = self.types(value, item, index, what, parameter)
+                kinds[index] = meant if self.mesh.axes[index].n > 1 or not meant else _unsharded(value)[:1]
         spans = tuple(placed[i].span if i in placed else None for i in range(len(kinds)))
         self._together(kinds, placed, what)
         return kinds, spans
@@ -324,7 +321,7 @@ class _Binder:
         used = [default if k is None else k[:1] for k in kinds]
         for index, item in stored.items():
             blocks = self.stored(parameter, item, used, index)
-            if blocks is not None:
+            if blocks is not None and self.mesh.axes[index].n > 1:
                 used[index] = (blocks,)
         return Pin(
             tuple(used), tuple(span or (stored[i].span if i in stored else None) for i, span in enumerate(spans))
@@ -349,8 +346,9 @@ class _Binder:
         axis, hints = self.mesh.axes[index], self.contexts[index].hints
         joint = Joint(kinds[0] if kinds else R for kinds in used).replaced((index,), blocks)
         if not self.mesh.fits(joint, hints):
-            size = evaluate(_extent(dim), hints)
-            left = size // self.mesh.parts(joint.replaced((index,), R)) if joint.replaced((index,), R).over else size
+            at, whole = self.dims.of(parameter.value).index(dim), joint.replaced((index,), R)
+            size = parameter.value.shape[at]
+            left = self.mesh.shape(self.dims, parameter.value, whole, parameter.value.shape)[at]
             text = f"dim '{item.placement.dim}' of {what} is {size}"
             text += f", {left} on one rank" if left != size else ""
             text += f", which axis '{axis.name}' of {axis.n} does not divide"
@@ -419,7 +417,7 @@ class _Binder:
 
     def _same_parameter(self, parameter: Parameter, earlier: ParamLine, line: ParamLine) -> None:
         """One line places a parameter, under whichever of its names; two that agree today will not tomorrow."""
-        own, others = self.placed(line.placed), self.placed(earlier.placed)
+        own, others = (self.placed(p) or self.placed(p, stored=True) for p in (line.placed, earlier.placed))
         if line is earlier or not own or not others:
             return
         index = next((i for i in own if i in others), next(iter(own)))
@@ -586,9 +584,8 @@ def _beyond_pieces(factors: Factors) -> Factors:
 
 
 def _twice(placed: Placed, other: Placed) -> str:
-    if placed.placement == other.placement:
-        return f"{placed.placement!r} by two lines: one is enough"
-    return f"{placed.placement!r} here, {other.placement!r} elsewhere"
+    here, there = (f"{'stored ' if item.stored else ''}{item.placement!r}" for item in (placed, other))
+    return f"{here} by two lines: one is enough" if here == there else f"{here} here, {there} elsewhere"
 
 
 def _unsharded(value: Value) -> tuple[Type, ...]:

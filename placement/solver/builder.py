@@ -11,6 +11,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import product
 
 import numpy as np
@@ -304,12 +305,12 @@ class Builder:
     def _stored(self, value: Value) -> tuple[bool, ...]:
         """By axis, whether a parameter is kept in blocks of its own."""
         pin = self.bound.parameters.get(value)
-        return tuple(any(t.stored for t in kinds or ()) for kinds in pin.kinds) if pin else ()
+        return tuple(any(t.stored for t in kinds or ()) for kinds in pin.kinds) if pin else (False,) * len(self.sealed)
 
-    def _keepers(self, value: Value) -> int:
-        """How many tensors that ops keep for the backward are this value."""
-        users = (node for node in self.bound.graph.nodes if value in node.operands)
-        return sum(one.value is value and not one.itemsize for node in users for one in kept(node, ""))
+    @cached_property
+    def keepers(self) -> Counter[Value]:
+        """How many tensors that ops keep for the backward are each value."""
+        return Counter(one.value for node in self.bound.graph.nodes for one in kept(node, "") if not one.itemsize)
 
     def _used(self, value: Value, axis: int) -> frozenset[Type]:
         return self.fixed[value][axis] if value in self.fixed else frozenset()
@@ -359,7 +360,7 @@ class Builder:
         if value not in self.restrictions:
             sealed = tuple(value in sealed for sealed in self.sealed)
             stored = self._stored(value)
-            again = self._keepers(value) if any(stored) else 0
+            again = self.keepers[value] if any(stored) else 0
             self.restrictions[value] = Restriction(value in self.fixed, sealed, stored, again)
         return self.restrictions[value]
 
@@ -394,8 +395,7 @@ class Builder:
 
     def _hooks(self, steps: Sequence[Step], causes: Causes) -> Iterator[Hook]:
         for parameter in self.bound.graph.parameters:
-            real = [s for s in steps if self.bound.mesh.ranks(s.axes) > 1 or len(self.bound.mesh.axes) == 1]
-            found = {s.axes: s for s in real if s.value is parameter.value and s.sums_gradient}
+            found = {s.axes: s for s in steps if s.value is parameter.value and s.sums_gradient}
             for axes, step in found.items():
                 yield Hook(parameter, step.axis, axes, step.nbytes, causes.of_parameter(parameter.value, steps))
 

@@ -57,6 +57,12 @@ def _nothing_fits(least: Plan, line: LimitLine) -> Diagnostic:
     return Diagnostic("PLC305", text, line.most.span, notes=notes)
 
 
+def unmet(line: LimitLine) -> Diagnostic:
+    """On several axes: no plan within the limit was met, which does not prove that there is none."""
+    text = f"no plan of {line.most} or less on one rank was found by changing one axis at a time; there may be one"
+    return Diagnostic("PLC305", text, line.most.span, hint="place what keeps most, as `explain --memory` lists it")
+
+
 def _dominating(use: Usage, line: LimitLine) -> tuple[str, ...]:
     """What keeps most for the backward: modules, alike ones together."""
     sums: dict[str, int] = {}

@@ -26,7 +26,7 @@ from placement.lang.diagnostics import PlacementError
 from placement.rules import Context, Strategy
 from placement.solver.bind import Bound, Pin
 from placement.solver.builder import Builder
-from placement.solver.capacity import TooLittle
+from placement.solver.capacity import TooLittle, unmet
 from placement.solver.charges import Charges, Free, Reference
 from placement.solver.eliminate import Infeasible, Undecided, solve
 from placement.solver.limbs import Conflict, Ints
@@ -166,7 +166,7 @@ class _Search:
         if sum(count - 1 for count in self._counts()) <= _JOINT:
             self.say("solving jointly")
             try:
-                builder, solution = self._joint()
+                builder, solution = self._joint(limited=False)  # what is left was chosen by time
             except Undecided:
                 return found[0], dataclasses.replace(found[1], bound=(lower, 0, 0))
             if solution.bound == solution.cost or solution.cost < found[1].cost:
@@ -196,19 +196,19 @@ class _Search:
 
     # -- all axes -----------------------------------------------------------------------------------
 
-    def _joint(self) -> Found:
+    def _joint(self, *, limited: bool = True) -> Found:
         builder = Builder(self.bound, self.prices, self.allowed, self.offers)
-        return builder, builder.solved(builder.problem())
+        return builder, builder.solved(builder.problem(), limited=limited)
 
     def _within_limit(self, found: Found) -> Found:
         """The plan if it is within the limit of memory, else the best one that changes one axis after the other.
 
-        What costs least without the limit bounds what costs least within it. Raises Undecided where no plan was met.
+        What costs least without the limit bounds what costs least within it. Raises TooLittle where no plan was met.
         """
         builder, solution = found
-        lower, allowed = solution.bound, self.allowed
-        assert self.bound.limit is not None
-        if memory(builder.plan(solution.choice, solution.cost, lower)).rank.peak <= self.bound.limit.most.amount:
+        lower, limit = solution.bound, self.bound.limit
+        assert limit is not None
+        if memory(builder.plan(solution.choice, solution.cost, lower)).rank.peak <= limit.most.amount:
             return found
         self.allowed = self._every()
         best: Found | None = None
@@ -221,9 +221,8 @@ class _Search:
                 continue
             if best is None or other[1].cost < best[1].cost:
                 best, chosen = other, _chosen(*other)
-        self.allowed = allowed
         if best is None:
-            raise Undecided("no plan within the limit of memory was met by changing one axis at a time")
+            raise TooLittle(unmet(limit))
         return best[0], dataclasses.replace(best[1], bound=min(lower, best[1].cost))
 
 

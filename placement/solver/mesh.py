@@ -165,7 +165,7 @@ class Mesh:
             own = source[group[0]]
             if any(source[index] != own for index in group):
                 continue
-            for kind in set(kinds[group[0]]).intersection(*(kinds[index] for index in group[1:])):
+            for kind in (kind for kind in kinds[group[0]] if all(kind in kinds[index] for index in group)):
                 found = conversion(own, kind, gradient=gradient)
                 if found is None or not (found.forward.communicates or found.backward.communicates):
                     continue
@@ -196,11 +196,6 @@ class Mesh:
         if key not in self._times:
             self._times[key] = self.machine(axes).collective(action, nbytes)
         return self._times[key]
-
-    def launches(self, edge: Edge) -> int:
-        """Collectives launched, forward and backward."""
-        machine = self.machine(edge.axes)
-        return machine.launches(edge.conversion.forward) + machine.launches(edge.conversion.backward)
 
 
 def divided(size: Size, n: int) -> Size:

@@ -49,7 +49,7 @@ class Restriction:
 
     hook: bool
     sealed: tuple[bool, ...]
-    stored: tuple[bool, ...] = ()
+    stored: tuple[bool, ...]
     again: int = 0
 
 
@@ -215,12 +215,10 @@ class Prices:
         kinds = edge.conversion.source, edge.conversion.target
         if not restriction.hook:
             return kinds[0] is not Kind.S or not any(restriction.sealed[axis] for axis in edge.axes)
-        if kinds == (Kind.I, Kind.R) and self.mesh.ranks(edge.axes) > 1:
+        if kinds == (Kind.I, Kind.R):
             # A hook comes first: one reduction over all the axes that need it. Stored blocks need none: R does it.
-            used = [kind for axis, kind in zip(self.mesh.axes, source, strict=True) if axis.n > 1]
-            return not (
-                R in used or P in used or any(restriction.stored[axis] for axis in edge.axes if restriction.stored)
-            )
+            stored = any(restriction.stored[axis] for axis in edge.axes)
+            return not stored and R not in source and P not in source
         # A parameter is used as it is placed.
         gathered = all(source[axis].stored for axis in edge.axes) and kinds[1] is not Kind.P
         return Kind.S not in kinds or gathered

@@ -25,6 +25,7 @@ CASES = [
     ("llama", "tp", {"dp": 2, "tp": 2}, False),
     ("gpt2", "sp", {"dp": 2, "tp": 2}, False),
     ("bert", "sp", {"dp": 2, "tp": 2}, False),
+    ("llama", "sp", {"dp": 2, "cp": 1, "tp": 2}, False),
     ("llama", "sp", {"dp": 1, "cp": 2, "tp": 2}, False),
 ]
 # The same in processes: what a rank has of outputs and inputs, and groups of axes.

@@ -21,6 +21,7 @@ from tests.runtime.worlds import Pool
 TP = WEIGHTS + toys.NORMS + "Replicate @ tp\noutput logits : Shard(batch) @ dp\n"
 MESHES = [{"dp": 2, "tp": 2}, {"dp": 1, "tp": 2}, {"dp": 2, "tp": 1}, {"dp": 4, "tp": 2}]
 CASES = [(spec, sizes) for spec in (SP, PINNED, TP) for sizes in MESHES]
+CASES += [(PINNED.replace("mesh dp\n", "mesh dp\nmesh cp\n"), {"dp": 2, "cp": 1, "tp": 2})]
 CASES += [(CONTEXT, {"dp": 2, "cp": 2}), (CONTEXT, {"dp": 1, "cp": 2})]
 CASES += [(PINNED.replace("mesh dp\nmesh tp", "mesh tp\nmesh dp"), {"tp": 2, "dp": 2})]
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import placement
 from placement import PlacementError
@@ -138,11 +139,20 @@ def net() -> tuple[Any, Tensor]:
     return placement.compile(Net(), rt.simulate(dp=2), NET, example={"x": x}), x
 
 
-def test_gathered_parameters_are_not_kept_for_the_backward() -> None:
+def test_gathered_parameters_are_not_kept_for_the_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    add, made = gathers._Gathered.add, []
+
+    def noted(known: Any, whole: Tensor, recipe: Any) -> None:
+        made.append(StorageWeakRef(whole.untyped_storage()))
+        add(known, whole, recipe)
+
+    monkeypatch.setattr(gathers._Gathered, "add", noted)
     program, x = net()
     loss = program(x=x)
     gc.collect()
-    assert all(whole() is None for whole, _ in gathers._gathered._known.values())
+    assert len(made) == 2 * 4
+    assert all(storage.expired() for storage in made)
+    assert not gathers._gathered._known  # nor does the record of them hold on to blocks
     loss.backward()
 
 
@@ -162,7 +172,16 @@ def test_a_block_written_to_before_the_backward_is_noticed() -> None:
         ("param up.weight : stored Shard(seq)", "PLC103", "dim 'seq'"),
         ("param square.weight : stored Shard(0)", "PLC204", "several of its dims are one and the same"),
         ("param up.weight : stored Replicate", "PLC210", "what is stored is a block"),
-        ("param up.bias : Shard(out) @ tp, stored Shard(0) @ dp", "PLC203", "does not divide"),
+        (
+            "param up.bias : Shard(out) @ tp, stored Shard(0) @ dp",
+            "PLC203",
+            "is 12, 3 on one rank, which axis 'dp' of 4",
+        ),
+        (
+            "param down.weight : Shard(in) @ tp, stored Shard(0) @ dp\nparam ** : stored Shard(0) @ dp",
+            "PLC201",
+            "placed stored Shard(0) here, Shard(in) elsewhere",
+        ),
     ],
 )
 def test_what_cannot_be_stored_is_refused(line: str, code: str, message: str) -> None:

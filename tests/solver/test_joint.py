@@ -7,7 +7,12 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import random
+import re
+import subprocess
+import sys
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -74,6 +79,8 @@ def drawn(seed: int) -> tuple[Graph, str, dict[str, int], dict[str, int]]:
         if kind == "linear":
             placed = rng.choice(("", "Shard(out) @ tp", "Shard(in) @ tp", "Shard(out) @ tp, Shard(in) @ dp"))
             lines += [f"param ops.{i}.weight : {placed}"] if placed else []
+        if kind == "norm" and seed % 3 == 0:
+            lines.append(f"param ops.{i}.weight : stored Shard(0) @ dp")
         if kind in ("linear", "norm") and rng.random() < 0.3:
             lines.append(f"value ops.{i} : {rng.choice(('Replicate', 'Shard(seq)', 'Shard(width)'))} @ tp")
     sizes = {"batch": rng.choice((8, 64, 4096)), "seq": rng.choice((8, 512, 65536))}
@@ -115,6 +122,27 @@ def test_the_search_finds_the_joint_optimum(part: int) -> None:
         proven += found.bound[0] == found.cost[0]
     assert met > SEEDS / 10 * 0.6
     assert proven == met
+
+
+_PRINT = """
+from tests.solver.test_joint import bound, joint
+for seed in (0, 3, 4, 9):
+    joint._SMALL = joint._WIDE = 0
+    builder, found = joint.optimum(bound(seed))
+    plan = builder.plan(found.choice, found.cost, found.bound)
+    print(found, [(s.axis, s.value.name, s.source.type, s.target.type) for s in plan.steps], plan.launches())
+"""
+
+
+def test_the_same_plan_in_every_process() -> None:
+    root = Path(__file__).resolve().parents[2]
+    told = set()
+    for seed in ("0", "1"):
+        env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": f"{root}:{root / 'tests' / 'solver'}"}
+        run = subprocess.run([sys.executable, "-c", _PRINT], env=env, capture_output=True, text=True, check=True)
+        told.add(re.sub(r"seconds=[^,)]*", "", run.stdout))
+    assert len(told) == 1
+    assert told.pop().count("Solution(") == 4
 
 
 @pytest.mark.parametrize("seed", range(2000, 2040))
