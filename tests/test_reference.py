@@ -20,7 +20,17 @@ from placement.lang import check, parse
 from placement.lang.format import format_text
 from placement.lang.parser import read_file
 from placement.lang.render import FORMS, render
-from placement.lang.spec import COLLECTIVES, DIRECTIONS, LINKS, LOWERINGS, PARAMETER_DIMS, RESOURCES, UNITS
+from placement.lang.spec import (
+    COLLECTIVES,
+    DEVICES,
+    DIRECTIONS,
+    DTYPES,
+    LINKS,
+    LOWERINGS,
+    PARAMETER_DIMS,
+    RESOURCES,
+    UNITS,
+)
 from placement.lang.split import KEYWORDS
 from placement.lang.statements import COMPARISONS, ORDERS, PLACEMENTS
 from tests import pages
@@ -214,11 +224,9 @@ def test_it_has_a_section(word) -> None:
 
 
 def test_every_word_is_mentioned() -> None:
-    from placement.solver.cost import DEVICES
-
     values = [value for known in LOWERINGS.values() for value in known]
     words = [*LINKS, *UNITS, *ORDERS, *COLLECTIVES, *DIRECTIONS, *RESOURCES, *LOWERINGS, *values, *COMPARISONS]
-    assert {*words, *PARAMETER_DIMS, *DEVICES, *FORMS} - _spoken_of("") == set()
+    assert {*words, *PARAMETER_DIMS, *DEVICES, *DTYPES, *FORMS} - _spoken_of("") == set()
 
 
 def test_every_key_of_the_json_of_diagnostics_is_described() -> None:

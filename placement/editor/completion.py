@@ -11,7 +11,6 @@ from placement.editor import words
 from placement.editor.document import Declared, Document, Place, Slot
 from placement.editor.knowledge import Known
 from placement.lang.patterns import PatternError, compile_pattern
-from placement.solver.cost import DEVICES
 
 _KINDS = {
     Slot.STATEMENT: CompletionItemKind.Keyword,
@@ -63,7 +62,9 @@ def _words(place: Place, names: Declared, known: Known) -> Iterable[str]:
         case Slot.LINK:
             return dict.fromkeys([*names.links, *words.LINKS])
         case Slot.DEVICE:
-            return DEVICES
+            return words.DEVICES
+        case Slot.DTYPE:
+            return words.DTYPES
         case Slot.OVER:
             return ["over"]
         case Slot.PLACEMENT:

@@ -23,6 +23,7 @@ class Slot(Enum):
     AXIS = "an axis"
     LINK = "a link"
     DEVICE = "a device"
+    DTYPE = "a dtype, behind a rate"
     RESOURCE = "a resource"
     OVER = "'over'"
     FILE = "a file"
@@ -214,6 +215,7 @@ _SLOTS: tuple[tuple[tuple[str, ...], str, Slot | None], ...] = (
     (("mesh",), r"\bover$", Slot.LINK),
     (("mesh",), r"^\s*\w+(?:\s*=\s*\w+)?$", Slot.OVER),
     (("device",), r"^$", Slot.DEVICE),
+    (("device",), r"FLOP/s$", Slot.DTYPE),
     (("limit",), r"^$", Slot.RESOURCE),
     (("include",), r'^\s*"$', Slot.FILE),
     (("input",), r"^[^:]*$", Slot.INPUT),

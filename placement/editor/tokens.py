@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from placement.editor.words import COLLECTIVES, CONSTANTS, MODIFIERS, PLACEMENTS, STATEMENTS, UNITS
+from placement.editor.words import COLLECTIVES, CONSTANTS, DTYPES, MODIFIERS, PLACEMENTS, STATEMENTS, UNITS
 
 
 class Kind(Enum):
@@ -54,6 +54,8 @@ def _word(words: Iterable[str]) -> str:
 
 
 _NAME = r"[^\W\d][\w\-]*"
+_NUMBER = r"(?<![\w.*\-])([+\-]?\d+(?:\.\d+)?)"
+_ENDS = r"(?![\w/.*\-])"
 # As placement.lang.split tells a statement from a line carried on: after its keyword comes no mark of a list.
 _AT_START = rf"^([ \t]*)({_any(STATEMENTS)})(?=[ \t]+[^\s,:\])=@]|[ \t]*(?:#|$))"
 
@@ -62,7 +64,8 @@ RULES: tuple[Rule, ...] = (
     Rule(_AT_START, (None, Kind.KEYWORD)),
     Rule(r'("[^"]*"?)', (Kind.STRING,)),
     Rule(rf"(@)([ \t]*)({_NAME})", (Kind.OPERATOR, None, Kind.AXIS)),
-    Rule(rf"(?<![\w.*\-])([+\-]?\d+(?:\.\d+)?)([ \t]*)({_any(UNITS)})(?![\w/.*\-])", (Kind.NUMBER, None, Kind.UNIT)),
+    Rule(rf"{_NUMBER}([ \t]*)({_any(UNITS)}){_ENDS}", (Kind.NUMBER, None, Kind.UNIT)),
+    Rule(rf"(?<=FLOP/s)([ \t]+)({_any(DTYPES)}){_ENDS}", (None, Kind.CONSTANT)),
     Rule(r"(\[\d+-\d+\])", (Kind.WILDCARD,)),
     Rule(_word(MODIFIERS), (Kind.MODIFIER,)),
     Rule(_word(PLACEMENTS), (Kind.PLACEMENT,)),

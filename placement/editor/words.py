@@ -6,7 +6,17 @@ import re
 from functools import lru_cache
 from typing import get_args
 
-from placement.lang.spec import COLLECTIVES, DIRECTIONS, LINKS, LOWERINGS, PARAMETER_DIMS, RESOURCES, UNITS
+from placement.lang.spec import (
+    COLLECTIVES,
+    DEVICES,
+    DIRECTIONS,
+    DTYPES,
+    LINKS,
+    LOWERINGS,
+    PARAMETER_DIMS,
+    RESOURCES,
+    UNITS,
+)
 from placement.lang.split import KEYWORDS
 from placement.lang.statements import PLACEMENTS, grammar
 from placement.types import Order
@@ -34,7 +44,9 @@ def pathed() -> tuple[str, ...]:
 __all__ = [
     "COLLECTIVES",
     "CONSTANTS",
+    "DEVICES",
     "DIRECTIONS",
+    "DTYPES",
     "LINKS",
     "LOWERINGS",
     "MODIFIERS",

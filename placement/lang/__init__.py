@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from placement.lang.spec import (
         Device,
         ExpectLine,
+        Figure,
         InputLine,
         LimitLine,
         LinkLine,
@@ -63,6 +64,7 @@ __all__ = [
     "Diagnostic",
     "Diagnostics",
     "ExpectLine",
+    "Figure",
     "InputLine",
     "LimitLine",
     "LinkLine",

@@ -6,14 +6,18 @@ from collections.abc import Iterable, Iterator
 
 from placement.lang import conflicts
 from placement.lang.diagnostics import Diagnostic, Diagnostics, did_you_mean
+from placement.lang.expected import listed
 from placement.lang.source import Span
 from placement.lang.spec import (
     COLLECTIVES,
+    DEVICES,
+    DTYPES,
     LINKS,
     LOWERINGS,
     PARAMETER_DIMS,
     RESOURCES,
     ExpectLine,
+    Figure,
     InputLine,
     Name,
     ParamLine,
@@ -30,6 +34,7 @@ def check(spec: Spec) -> tuple[Diagnostic, ...]:
     """What shows without a model, in order of place: faults, and warnings of what has no effect."""
     found = Diagnostics()
     _check_mesh(spec, found)
+    _check_device(spec, found)
     _check_axes(spec, found)
     _check_lists(spec, found)
     declared = list(dict.fromkeys(_declared(spec)))
@@ -56,6 +61,34 @@ def _check_mesh(spec: Spec, found: Diagnostics) -> None:
             message = f"link '{line.name}' is never used"
             hint = f"name it on the line of an axis: mesh {spec.axes[0].name if spec.axes else 'tp'} over {line.name}"
             found.extend([Diagnostic("PLC114", message, line.name.span, hint, severity="warning")])
+
+
+_NEEDED = {"bandwidth": "2 TB/s", "capacity": "96 GB", "rate for float32": "60 TFLOP/s float32"}
+"""The figures that a device of one's own has in any case, with an example of each."""
+
+
+def _check_device(spec: Spec, found: Diagnostics) -> None:
+    """A device of one's own has a name of its own, each figure once, and all that prices need."""
+    device = spec.device
+    if device is None or not device.figures:
+        return
+    if device.name in DEVICES:
+        hint = f"choose another name, or leave the figures out: device {device.name}"
+        found.error("PLC112", f"device '{device.name}' is known already", device.name.span, hint=hint)
+    faults = len(found)
+    first: dict[str, Figure] = {}
+    for figure in device.figures:
+        span = figure.quantity.span
+        if first.setdefault(figure.what, figure) is not figure:
+            notes = [f"the first one is at {first[figure.what].quantity.span}"]
+            found.error("PLC112", f"a second {figure.what}", span, notes=notes)
+        elif figure.dtype is not None:
+            _known(figure.dtype, DTYPES, "PLC120", "dtype", found)
+    missing = [what for what in _NEEDED if what not in first]
+    if missing and len(found) == faults:  # else what is missing may be what is at fault
+        shown = ", ".join(_NEEDED[what] for what in missing)
+        message = f"device '{device.name}' has no {listed(missing)}"
+        found.error("PLC120", message, device.name.span, hint=f"add what it has, as in {shown}")
 
 
 def _check_axes(spec: Spec, found: Diagnostics) -> None:

@@ -54,6 +54,7 @@ _TITLES = {
     "PLC117": "unknown resource",
     "PLC118": "dim named twice in one list",
     "PLC119": "repeated line",
+    "PLC120": "wrong figures of a device",
     "PLC201": "two statements place one parameter",
     "PLC202": "two statements place one value",
     "PLC203": "size is not divisible by the axis",

@@ -25,6 +25,7 @@ _EXPECTED = {  # terminals in the words of a message, in the order in which a me
     "KIND": "a placement",
     "COLLECTIVE": "a collective",
     "SETTING": "a word or a number",
+    "DTYPE": "a dtype",
     "STRING": "a file name in double quotes",
     "DIRECTION": "'forward' or 'backward'",
     "COMPARISON": "a comparison such as '<='",
@@ -56,7 +57,7 @@ def report(fault: UnexpectedTokenError, text: str, raw: Raw, source: Source, fou
         hint = _STRAY.get(there) or _decomposed(text, fault.start)
         found.error("PLC004", f"unexpected character {there!r}", span, hint=hint)
     else:
-        expected = _listed(words for name, words in _EXPECTED.items() if name in accepted)
+        expected = listed(words for name, words in _EXPECTED.items() if name in accepted)
         hint = _slip(raw.keyword, text, fault.start, there, accepted)
         code = "PLC013" if accepted in ({"NUMBER"}, {"QUANTITY"}) else "PLC003"
         shown = f"found {_quoted(there)}" if there else "found the end of the statement"
@@ -98,7 +99,8 @@ def _where_dims(keyword: str) -> str:
     return "dims are named on input and param lines"
 
 
-def _listed(words: Iterable[str]) -> str:
+def listed(words: Iterable[str]) -> str:
+    """``a, b or c``."""
     unique = list(dict.fromkeys(words))
     return unique[0] if len(unique) == 1 else f"{', '.join(unique[:-1])} or {unique[-1]}"
 

@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 LINKS = ("nvlink", "ib", "pcie", "host")
 """The links known by name, from the fastest to the slowest."""
 
+DEVICES = ("h100", "h200", "a100", "b200", "cpu")
+"""The devices known by name."""
+
+DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+"""The dtypes, by torch's names, that a device of one's own may have a rate for; float32's is that of all others."""
+
 PARAMETER_DIMS = ("out", "in", "vocab", "hidden")
 """Dim names that work inside one parameter without being declared: Linear's, then Embedding's."""
 
@@ -41,7 +47,7 @@ LOWERINGS: dict[str, tuple[str, ...]] = {
 }
 """What a ``lower`` line may set, and to what."""
 
-Unit = Literal["bytes", "bytes/s", "seconds"]
+Unit = Literal["bytes", "bytes/s", "seconds", "flop/s"]
 
 UNITS: dict[str, tuple[Unit, int, int]] = {  # what it measures; numerator and denominator of the factor
     "B": ("bytes", 1, 1),
@@ -66,6 +72,9 @@ UNITS: dict[str, tuple[Unit, int, int]] = {  # what it measures; numerator and d
     "us": ("seconds", 1, 10**6),
     "ms": ("seconds", 1, 10**3),
     "s": ("seconds", 1, 1),
+    "GFLOP/s": ("flop/s", 10**9, 1),
+    "TFLOP/s": ("flop/s", 10**12, 1),
+    "PFLOP/s": ("flop/s", 10**15, 1),
 }
 
 
@@ -145,7 +154,7 @@ class Quantity:
 
     @property
     def amount(self) -> Fraction:
-        """The exact amount in bytes, bytes/s or seconds, or the count."""
+        """The exact amount in bytes, bytes/s, seconds or flop/s, or the count."""
         from fractions import Fraction  # noqa: PLC0415 - `check` alone computes with no quantity
 
         _, over, under = UNITS[self.unit] if self.unit is not None else (None, 1, 1)
@@ -196,14 +205,36 @@ class LimitLine:
 
 
 @record
+class Figure:
+    """``400 TFLOP/s bfloat16``, ``2 TB/s`` or ``96 GB``: what a device does or has. Only a rate has a dtype."""
+
+    quantity: Quantity
+    dtype: Name | None
+
+    @property
+    def what(self) -> str:
+        """What the figure is of: ``rate for bfloat16``, ``bandwidth`` or ``capacity``."""
+        if self.dtype is not None:
+            return f"rate for {self.dtype}"
+        return "capacity" if UNITS[self.quantity.unit or "B"][0] == "bytes" else "bandwidth"
+
+    def __str__(self) -> str:
+        return str(self.quantity) if self.dtype is None else f"{self.quantity} {self.dtype}"
+
+
+@record
 class Device:
-    """``device h100``: the kind of device that prices compute and bounds memory."""
+    """``device h100``, or ``device mine = 60 TFLOP/s float32, 2 TB/s, 96 GB``: what the ranks run on, for prices.
+
+    A device of one's own has figures: rates of dense arithmetic by dtype, the bandwidth and the capacity of its memory.
+    """
 
     name: Name
     span: Span = field(compare=False)
+    figures: tuple[Figure, ...] = ()
 
     def __str__(self) -> str:
-        return f"device {self.name}"
+        return f"device {self.name}" + (f" = {', '.join(map(str, self.figures))}" if self.figures else "")
 
 
 def _at(axis: Name | None) -> str:

@@ -19,6 +19,7 @@ from placement.lang.spec import (
     Comparison,
     Device,
     ExpectLine,
+    Figure,
     InputLine,
     LimitLine,
     LinkLine,
@@ -46,7 +47,13 @@ COMPARISONS: dict[str, Comparison] = {"<=": "<=", "<": "<", "==": "==", ">=": ">
 
 _LONGEST = 9  # digits; longer ones are slips, and int() refuses very long ones
 _QUANTITY = r"(?P<number>[0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(?P<unit>(?:[^\W\d]\w*)?(?:\s*/\w*)?)"
-_EXAMPLES: dict[Unit, str] = {"bytes": "60 GB", "bytes/s": "450 GB/s", "seconds": "3 us"}
+_FIGURES: dict[Unit, str] = {"flop/s": "a rate", "bytes/s": "a bandwidth", "bytes": "a capacity"}
+_EXAMPLES: dict[tuple[Unit, ...], str] = {
+    ("bytes",): "60 GB",
+    ("bytes/s",): "450 GB/s",
+    ("seconds",): "3 us",
+    tuple(_FIGURES): "60 TFLOP/s float32, 2 TB/s, 96 GB",
+}
 
 
 class Within(NamedTuple):
@@ -118,8 +125,8 @@ class _Builder:
         self.found.error("PLC013", message, self._span(token), hint=hint)
         return None
 
-    def _quantity(self, tree: Node, unit: Unit | None, what: str) -> Quantity:
-        """An amount that is measured in ``unit``; None takes a whole number without a unit, or bytes."""
+    def _quantity(self, tree: Node, units: tuple[Unit, ...], what: str) -> Quantity:
+        """An amount that is measured in one of ``units``; without any, a whole number without a unit, or bytes."""
         token = tree.token
         span = self._span(token)
         match = re.fullmatch(_QUANTITY, token.text)
@@ -130,16 +137,17 @@ class _Builder:
         start = self.raw.start + token.start
         place = self.source.span(start + match.start("unit"), start + match.end("unit")) if name else span
         if name and name not in UNITS:
-            self.found.error("PLC011", f"unknown unit '{name}'", place, hint=_near_unit(name, unit))
-        elif unit is None and not name and "." in number:
+            self.found.error("PLC011", f"unknown unit '{name}'", place, hint=_near_unit(name, units))
+        elif not units and not name and "." in number:
             self.found.error("PLC013", f"a count is a whole number, not '{number}'", span)
-        elif unit is None and name and UNITS[name][0] != "bytes":
+        elif not units and name and UNITS[name][0] != "bytes":
             hint = "write a count of launches such as 2, or bytes such as 2 MiB"
             self.found.error("PLC011", f"{what} is a count or in bytes, not in {UNITS[name][0]}", place, hint=hint)
-        elif unit is not None and (not name or UNITS[name][0] != unit):
+        elif units and (not name or UNITS[name][0] not in units):
             shown = f", not in {UNITS[name][0]}" if name else ""
-            self.found.error("PLC011", f"{what} is in {unit}{shown}", place, hint=f"for example {_EXAMPLES[unit]}")
-        elif unit is not None and not number.strip("0."):
+            message = f"{what} is in {expected.listed(units)}{shown}"
+            self.found.error("PLC011", message, place, hint=f"for example {_EXAMPLES[units]}")
+        elif units and not number.strip("0."):
             self.found.error("PLC013", f"{what} is more than zero", span)
         return Quantity(number, name or None, span)
 
@@ -165,17 +173,18 @@ class _Builder:
             bandwidth, latency = latency, bandwidth
         return LinkLine(
             self._name(name),
-            self._quantity(bandwidth, "bytes/s", "the bandwidth of a link"),
-            self._quantity(latency, "seconds", "the latency of a link"),
+            self._quantity(bandwidth, ("bytes/s",), "the bandwidth of a link"),
+            self._quantity(latency, ("seconds",), "the latency of a link"),
             self.span,
         )
 
     def device(self, tree: Node) -> Device:
-        return Device(self._name(_present(tree.children[0])), self.span)
+        name = self._name(_present(tree.children[0]))
+        return Device(name, self.span, tuple(map(self._figure, tree.named("figure"))))
 
     def limit(self, tree: Node) -> LimitLine:
         name, most = (_present(child) for child in tree.children)
-        return LimitLine(self._name(name), self._quantity(most, "bytes", "a limit"), self.span)
+        return LimitLine(self._name(name), self._quantity(most, ("bytes",), "a limit"), self.span)
 
     def input(self, tree: Node) -> InputLine:
         return InputLine(self._items(tree), self._dims(tree), self._placements(tree), self.span)
@@ -208,7 +217,7 @@ class _Builder:
             self._axis(_node(axis)),
             way,
             COMPARISONS[_leaf(comparison).text],
-            self._quantity(_present(bound), None, "a budget"),
+            self._quantity(_present(bound), (), "a budget"),
             self.span,
         )
 
@@ -231,6 +240,23 @@ class _Builder:
         for dims in tree.named("dims"):
             return tuple(map(self._name, dims.named("dim")))
         return None
+
+    def _figure(self, tree: Node) -> Figure:
+        """A rate with its dtype, a bandwidth or a capacity: the unit says which."""
+        amount, dtype = _present(tree.children[0]), tree.children[1]
+        at = None if dtype is None else self._word(_leaf(dtype))
+        measured = _measured(amount)
+        if measured not in _FIGURES:
+            return Figure(self._quantity(amount, tuple(_FIGURES), "a figure of a device"), at)
+        made = self._quantity(amount, (measured,), _FIGURES[measured])
+        if measured == "flop/s" and at is None:
+            end = self.raw.start + amount.token.start + len(amount.token.text)
+            hint = f"a rate is that of a dtype: {made} float32"
+            self.found.error("PLC003", f"expected a dtype after '{made}'", self.source.span(end, end), hint=hint)
+        elif measured != "flop/s" and at is not None:
+            message = f"expected the end of the line or ',', found '{at}'"
+            self.found.error("PLC003", message, at.span, hint=f"{_FIGURES[measured]} has no dtype")
+        return Figure(made, at)
 
     def _setting(self, tree: Node) -> Setting:
         key, value = self._name(_present(tree.children[0])), self._word(_leaf(tree.children[1]))
@@ -322,12 +348,12 @@ _MAKERS: dict[str, Callable[[_Builder, Node], Parsed]] = {
 }
 
 
-def _near_unit(name: str, measured: Unit | None) -> str:
-    """What an unknown unit may have been meant to be, among those of what is measured where that is known."""
+def _near_unit(name: str, measured: tuple[Unit, ...]) -> str:
+    """What an unknown unit may have been meant to be, among those of what may be measured; a budget's are bytes."""
     bits = re.fullmatch(r"([KMGT])b(?:/s|ps)", name)
     if bits is not None:
         return f"write {bits[1]}bit/s for bits, {bits[1]}B/s for bytes"
-    fitting = [unit for unit, (of, _, _) in UNITS.items() if measured in (None, of)]
+    fitting = [unit for unit, (of, _, _) in UNITS.items() if of in (measured or ("bytes",))]
     begun = [unit for unit in fitting if unit.casefold().startswith(name.casefold())][:2]
     near = f"did you mean {' or '.join(map(repr, begun))}?" if begun else None
     return did_you_mean(name, fitting) or near or f"the units are {', '.join(fitting)}"

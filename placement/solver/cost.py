@@ -26,7 +26,8 @@ class Device:
     """One accelerator.
 
     flops: flop/s by dtype name (``bfloat16``); a dtype that is not listed runs at the rate of float32.
-    bandwidth: bytes/s to its own memory. capacity: bytes of that memory. sources: where the figures are from.
+    bandwidth: bytes/s to its own memory. capacity: bytes of that memory. sources: where the figures are from;
+    of a device of one's own, the line that declares it (``net.plc:3``).
     """
 
     name: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from placement.lang.diagnostics import Diagnostics, did_you_mean
+from placement.lang.spec import Device as DeviceLine
 from placement.lang.spec import MeshAxis, Spec
 from placement.solver.cost import DEVICES, LINKS, Device, Link, defaults, known_link
 from placement.solver.mesh import Axis, Mesh
@@ -40,12 +41,30 @@ def _device(spec: Spec, device_type: str, found: Diagnostics) -> tuple[Device, L
     device, link = defaults(device_type)
     if spec.device is None:
         return device, link
+    if spec.device.figures:
+        device = _own(spec.device)
+        return device, known_link("nvlink", device)
     if str(spec.device.name) not in DEVICES:
-        hint = did_you_mean(str(spec.device.name), DEVICES) or f"known devices: {', '.join(DEVICES)}"
+        hint = did_you_mean(str(spec.device.name), DEVICES) or (
+            f"known devices: {', '.join(DEVICES)}; or give its figures, as in: "
+            f"device {spec.device.name} = 60 TFLOP/s float32, 2 TB/s, 96 GB"
+        )
         found.error("PLC109", f"unknown device '{spec.device.name}'", spec.device.name.span, hint=hint)
         return device, link
     device = DEVICES[str(spec.device.name)]
     return device, link if device.name == "cpu" else known_link("nvlink", device)
+
+
+def _own(line: DeviceLine) -> Device:
+    """The device that a line declares, which `placement.lang.check` has found whole."""
+    amounts = {figure.what: max(1, int(figure.quantity.amount)) for figure in line.figures}
+    return Device(
+        name=str(line.name),
+        flops={str(figure.dtype): amounts[figure.what] for figure in line.figures if figure.dtype is not None},
+        bandwidth=amounts["bandwidth"],
+        capacity=amounts["capacity"],
+        sources=f"{line.span.file}:{line.span.line}",
+    )
 
 
 def _axis(declared: MeshAxis, axes: Mapping[str, int], found: Diagnostics) -> Axis:

@@ -12,9 +12,8 @@ from placement.editor.knowledge import Effect, Known
 from placement.editor.positions import Text
 from placement.editor.words import pathed
 from placement.lang import parser
-from placement.lang.spec import COLLECTIVES, LINKS, LOWERINGS, PARAMETER_DIMS, Span
+from placement.lang.spec import COLLECTIVES, DEVICES, DTYPES, LINKS, LOWERINGS, PARAMETER_DIMS, Span
 from placement.lang.split import KEYWORDS
-from placement.solver.cost import DEVICES
 
 HEAD = "mesh tp = 4\nlink fast = 1 GB/s, 3 us\ninput x, y : [batch, seq]\n"
 KNOWN = Known(
@@ -54,6 +53,9 @@ PLACEMENTS = ["Replicate", "Partial", "Shard", "auto"]
         ("mesh x = 2 over |", ["fast", *LINKS]),
         ("link |", []),
         ("device |", list(DEVICES)),
+        ("device own = 60 |", []),
+        ("device own = 60 TFLOP/s |", list(DTYPES)),
+        ("device own = 96 GB,\n  60 TFLOP/s bfl|", list(DTYPES)),
         ("limit |", ["memory"]),
         ("input |", ["x", "y"]),
         ("input x, |", ["x", "y"]),
@@ -209,6 +211,7 @@ def hover(line: str) -> str:
         ("va|lue w : Replicate", ["where a module's first output tensor is produced"]),
         ("value w : Replicate @ t|p", ["`tp`: 4 ranks, line 1 of a.plc"]),
         ("mesh |dp", ["`dp`, line 4 of a.plc"]),
+        ("dev|ice own = 60 TFLOP/s float32, 2 TB/s, 96 GB", ["``device mine = 60 TFLOP/s float32, 2 TB/s, 96 GB``"]),
     ],
 )
 def test_hover(line, parts) -> None:

@@ -58,6 +58,10 @@ TABLE = {
         "KEYWORD link | SETTING fast | OPERATOR = | NUMBER 450 | UNIT GB/s | PUNCTUATION , | NUMBER 3.5 | UNIT us"
     ),
     "device h100   # fast": "KEYWORD device | NAME h100 | COMMENT # fast",
+    "device own = 60 TFLOP/s float32, 96 GB": (
+        "KEYWORD device | SETTING own | OPERATOR = | NUMBER 60 | UNIT TFLOP/s | CONSTANT float32 | PUNCTUATION ,"
+        "| NUMBER 96 | UNIT GB"
+    ),
     "input a, value : [batch,\n  value]": (
         "KEYWORD input | NAME a | PUNCTUATION , | NAME value | PUNCTUATION : | PUNCTUATION [ | NAME batch"
         "| PUNCTUATION , | NAME value | PUNCTUATION ]"  # a dim of this name starts a line, and no statement
@@ -115,6 +119,7 @@ def test_the_table_shows_every_kind() -> None:
         (spec.LINKS, Kind.CONSTANT, "mesh x over {}"),
         (statements.ORDERS, Kind.CONSTANT, "value x : Shard(a, {})"),
         (spec.UNITS, Kind.UNIT, "limit memory 1 {}"),
+        (spec.DTYPES, Kind.CONSTANT, "device x = 1 TFLOP/s {}"),
         (spec.LOWERINGS, Kind.SETTING, "lower x : {} = none"),
         (("over",), Kind.MODIFIER, "mesh x {} y"),
         (("stored",), Kind.MODIFIER, "param x : {} auto"),

@@ -34,6 +34,8 @@ WORDS: dict[str, tuple[str, ...]] = {
     "COMPARISON": ("<=", "<", "==", ">=", ">"),
     "SETTING": ("ring", "again", "float32", "kept", "none"),
     "QUANTITY": ("2", "0", "12", "60 GB", "1.5GB", "512  MiB"),
+    "DTYPE": ("float32", "float32", "bfloat16", "float64", "float8_e4m3fn"),
+    "device/QUANTITY": ("400 TFLOP/s", "60TFLOP/s", "1.5  PFLOP/s", "2 TB/s", "96GB", "141  GB"),
     "link/QUANTITY": ("450 GB/s", "450GB/s", "3 us", "1.5  ms", "50 GB /s"),
     "lower/NAME": ("overlap", "gathered", "reduce"),
     "limit/NAME": ("memory",),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from placement.lang import PlacementError, parse
 from placement.lang import format as formatter
 from placement.lang.format import WIDTH, FormatError, format_text
+from tests.counting import calls
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*/*.plc"))
 
@@ -82,6 +82,10 @@ output hidden_states.0, hidden_states.1, hidden_states.2, hidden_states.3, hidde
 """,
     ),
     "quantities": ("link a=450GB/s,3us\nlimit memory 60GB", "link a = 450 GB/s, 3 us\nlimit memory 60 GB\n"),
+    "figures": (
+        "device a=96GB,# memory\n60TFLOP/s float32 ,2 TB/s",
+        "device a = 96 GB,  # memory\n    60 TFLOP/s float32, 2 TB/s\n",
+    ),
     "other statements": (
         "expect a.*:all_gather@tp forward<=2\nlower a.b.c:overlap=ring,reduce =float32\nstrategy a:ring@cp",
         """\
@@ -148,11 +152,9 @@ def test_a_layout_that_would_change_again_is_never_returned(monkeypatch):
 
 
 def test_time_is_linear():
-    def seconds(n):
-        start = time.process_time()
-        format_text("within a {\n  param b.{c,d} : [x, y], Shard(x) @ tp # e\n  # f\n}\nvalue gg : auto # h\n" * n)
-        return time.process_time() - start
+    def work(n):
+        text = "within a {\n  param b.{c,d} : [x, y], Shard(x) @ tp # e\n  # f\n}\nvalue gg : auto # h\n" * n
+        return calls(lambda: format_text(text))
 
-    seconds(10)
-    small = min(seconds(200) for _ in range(2))
-    assert seconds(1000) < 15 * small + 0.2  # five times the work; a square would be 25
+    work(10)
+    assert work(500) < 5.5 * work(100)  # five times the text; a square would be 25

@@ -65,3 +65,22 @@ def test_a_link_of_ones_own_is_priced():
 
     assert times("slow") == (10**6, 1)
     assert times("ib") == (50 * 10**9, Fraction(20, 10**6))
+
+
+def test_a_device_of_ones_own_is_priced():
+    import placement
+    from examples.mlp.model import build
+    from placement.solver.cost import LINKS, Device
+
+    def planned(figures):
+        text = f"mesh tp = 2\n\ndevice mine = {figures}\ninput x, target : [batch, seq, width]\nlimit memory 2 TB\n"
+        model, example = build()
+        return placement.plan(model, {"tp": 2}, parse(text, "net.plc"), example=example)
+
+    plan = planned("96 GB, 4 PFLOP/s bfloat16, 0.5 TFLOP/s float32, 2 TB/s")
+    flops = {"bfloat16": 4 * 10**15, "float32": 5 * 10**11}
+    assert plan.mesh.device == Device("mine", flops, 2 * 10**12, 96 * 10**9, "net.plc:3")
+    assert plan.mesh.links == (LINKS["nvlink"],)
+    assert "device mine, link nvlink" in placement.report.view(plan, "text", name="net.plc", sources={})
+    slower = planned("96 GB, 4 PFLOP/s bfloat16, 50 GFLOP/s float32, 2 TB/s")
+    assert slower.cost[0] > plan.cost[0]

@@ -118,6 +118,36 @@ def test_device():
     assert device.name.span == Span("<string>", 1, 8, 1, 12)
 
 
+@pytest.mark.parametrize(
+    ("text", "printed", "amounts"),
+    [
+        (
+            "device a = 400 TFLOP/s bfloat16, 60 TFLOP/s float32, 2 TB/s, 96 GB",
+            "device a = 400 TFLOP/s bfloat16, 60 TFLOP/s float32, 2 TB/s, 96 GB",
+            [("bfloat16", 4 * 10**14), ("float32", 6 * 10**13), (None, 2 * 10**12), (None, 96 * 10**9)],
+        ),
+        (
+            "device a =\n 80GiB,1.5PFLOP/s float8_e5m2,\n\t2 Tbit/s , 0.5 GFLOP/s\tfloat64",
+            "device a = 80 GiB, 1.5 PFLOP/s float8_e5m2, 2 Tbit/s, 0.5 GFLOP/s float64",
+            [(None, 80 * 2**30), ("float8_e5m2", 15 * 10**14), (None, 25 * 10**10), ("float64", 5 * 10**8)],
+        ),
+    ],
+)
+def test_a_device_of_ones_own(text, printed, amounts):
+    device = only(text)
+    assert isinstance(device, Device)
+    assert str(device) == printed
+    assert [(figure.dtype, figure.quantity.amount) for figure in device.figures] == amounts
+    for figure in device.figures:
+        assert figure.dtype is None or text_at(text, figure.dtype.span) == figure.dtype
+    assert device != only(text.replace("2 T", "3 T"))
+    assert {figure.what for figure in device.figures} >= {
+        "bandwidth",
+        "capacity",
+        f"rate for {amounts[0][0] or 'float64'}",
+    }
+
+
 def test_input():
     text = "input input_ids, past.0 : [batch, seq], Shard(batch) @ dp, Replicate @ tp"
     line = only(text)

@@ -73,7 +73,14 @@ statements = st.one_of(
     st.builds("link {} = {}, {}".format, words, st.sampled_from(["1 GB/s", "4.5Gbit/s"]), st.sampled_from(["3 us"])),
     st.builds("limit {} {}".format, words, st.sampled_from(["60 GB", "1 TiB"])),
 )
-texts = st.lists(st.builds("{}{}".format, blanks, statements), max_size=6).map("\n".join)
+rates = st.builds("{} {}".format, st.sampled_from(["400 TFLOP/s", "1.5PFLOP/s"]), st.sampled_from(["float32", "half"]))
+figures = st.one_of(rates, st.sampled_from(["2 TB/s", "96 GB", "80GiB"]))
+devices = st.one_of(
+    st.sampled_from(["", "device h100"]),
+    st.builds("device {} = {}".format, words, st.lists(figures, min_size=1, max_size=4).map(", ".join)),
+)
+lines = st.lists(st.builds("{}{}".format, blanks, statements), max_size=6).map("\n".join)
+texts = st.builds("{}\n{}".format, lines, devices)
 
 
 @settings(max_examples=150, deadline=None)
