@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 
 from placement.lang.diagnostics import Diagnostic, PlacementError
 from placement.solver.bind import Bound
-from placement.solver.builder import infeasible
 from placement.solver.capacity import TooLittle
 from placement.solver.eliminate import Infeasible, Undecided
+from placement.solver.faults import infeasible
 from placement.solver.joint import optimum
 from placement.solver.plan import Plan
 from placement.solver.pricing import Cost

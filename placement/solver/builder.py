@@ -11,40 +11,79 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import product
+from math import prod
 
 import numpy as np
 
-from placement.graph.ir import Node, Output, Parameter, Value, op_name
-from placement.graph.signature import Signature
-from placement.lang.diagnostics import Diagnostic, PlacementError
-from placement.rules import Context, JointStrategy, Strategy, joint_strategy, lookup, strategies
-from placement.rules.saved import kept
-from placement.rules.skeleton import notes, start
+from placement.graph.ir import Node, Output, Value
+from placement.lang.diagnostics import PlacementError
+from placement.rules import JointStrategy, Strategy, joint_strategy
 from placement.solver.bind import Bound, Pin
 from placement.solver.capacity import fitted
 from placement.solver.causes import Causes
-from placement.solver.eliminate import Infeasible, Undecided, solve
+from placement.solver.eliminate import Undecided, solve
+from placement.solver.faults import impossible, returned_otherwise
+from placement.solver.forms import matching, renamed
 from placement.solver.plan import Hook, Plan, Step, Version
-from placement.solver.pricing import Cost, Prices, Restriction, Ways
-from placement.solver.problem import Net, Problem, Solution, Variable
+from placement.solver.pricing import Cost, NetForm, Options, Prices, Ways
+from placement.solver.problem import COMPONENTS, Net, Problem, Solution, Variable
 from placement.solver.prune import TooManyMasks, ask_set, asked_masks, union_masks
+from placement.solver.uses import Uses
 from placement.types import I, Joint, P, R, Type
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Variable:
+    """Something to choose. offered: by axis, the strategies of an op or the types of a value."""
+
+    name: str
+    owner: Node | Output | Value
+    chooses: Node | Value
+    offered: tuple[tuple[Strategy, ...], ...] | tuple[tuple[Type, ...], ...]
+    options: Options
+
+    def types(self, place: int) -> list[list[Type]]:
+        """By axis and option, the types of the operand or result at ``place``, or of the value."""
+        return [[_at(one, place) for one in options] for options in self.offered]
+
+    def joint(self, place: int, option: int) -> Joint:
+        """The type that an option gives there."""
+        combo = self.options.combos[option]
+        return Joint(_at(options[i], place) for options, i in zip(self.offered, combo, strict=True))
+
+    def joints(self, place: int) -> tuple[Joint, ...]:
+        """The type that each option gives there."""
+        types = self.types(place)
+        return tuple(
+            Joint(own[i] for own, i in zip(types, combo, strict=True)) for combo in self.options.combos
+        )  # fmt: skip
+
+
+def _at(option: Strategy | Type, place: int) -> Type:
+    if isinstance(option, Type):
+        return option
+    count = len(option.operands)
+    return option.operands[place] if place < count else option.results[place - count]
 
 
 @dataclass(slots=True)
 class _NetSpec:
-    """A net while it grows: who makes the value, at which stage, and who asks for it."""
+    """A net while it grows: who makes the value, at which stage, and who asks for it where."""
 
     value: Value
     stage: int
     source: int
-    made: tuple[Joint, ...]
-    consumers: list[tuple[int, Node | Output, int, tuple[Joint, ...]]] = field(default_factory=list)
+    place: int
+    consumers: list[tuple[int, Node | Output, int, int]] = field(
+        default_factory=list
+    )  # variable, user, position, place
+    form: NetForm | None = None
 
 
 _MOST_SETS = 1 << 14  # of types that one value may be asked for at once
+MOST_TYPES = 400  # of one value that conversions may pass through
+MOST_COSTS = 1 << 20  # of the conversions of one value: of each set, and part of a set, from each type
 
 Combo = tuple[int, ...]
 """One option per axis, by position in the axis' options."""
@@ -61,28 +100,40 @@ class Builder:
         bound: Bound,
         prices: Prices | None = None,
         allowed: Mapping[str, Sequence[Sequence[int] | None]] | None = None,
-        offers: dict[tuple[Node, Context], list[Strategy]] | None = None,
+        uses: Uses | None = None,
+        *,
+        most_types: int = MOST_TYPES,
+        most_costs: int = MOST_COSTS,
     ) -> None:
         self.bound = bound
         self.prices = prices or Prices(bound)
+        self.forms = self.prices.forms
+        self.uses = uses or Uses(bound, self.forms)
         self.allowed = allowed or {}
-        self.offers = {} if offers is None else offers
-        self.names: list[str] = []
-        self.combos: list[tuple[Combo, ...]] = []
-        self.options: dict[str, tuple[int, ...]] = {}  # how many options each axis has, by variable
-        self.choices: list[tuple[JointStrategy, ...] | tuple[Joint, ...]] = []
-        self.costs: list[list[Cost]] = []
-        self.owner: list[Node | Parameter | Output | Value] = []
+        self.most_types, self.most_costs = most_types, most_costs
+        self.chosen: list[_Variable] = []
         self.nets: dict[Value, _NetSpec] = {}
         self.pinned: dict[Value, _NetSpec] = {}
-        self.fixed = self._derived_from_parameters()
-        self.sealed = [self._inside_placed_modules(axis) for axis in range(len(bound.mesh.axes))]
-        self.divided = [
-            {f for pin in bound.inputs.values() for t in pin.kinds[axis] or () for f in t.over}
-            for axis in range(len(bound.mesh.axes))
-        ]
-        self.work_of: dict[int, list[tuple[int, int]]] = {}
-        self.restrictions: dict[Value, Restriction] = {}
+
+    @property
+    def narrowed(self) -> bool:
+        """Whether the problem leaves conversions out, so that its least cost is not proven to be the least."""
+        return any(spec.form is not None and spec.form.narrowed for spec in self.specs())
+
+    @property
+    def names(self) -> list[str]:
+        """The variables' names."""
+        return [variable.name for variable in self.chosen]
+
+    @property
+    def combos(self) -> list[tuple[Combo, ...]]:
+        """The options of each variable, by axis."""
+        return [variable.options.combos for variable in self.chosen]
+
+    @property
+    def counts(self) -> dict[str, tuple[int, ...]]:
+        """How many options each axis has, of which some may not be allowed, by variable."""
+        return {variable.name: tuple(map(len, variable.offered)) for variable in self.chosen}
 
     def solved(self, problem: Problem, *, limited: bool = True) -> Solution:
         """The choices that cost least, within the limit of memory if there is one.
@@ -109,48 +160,40 @@ class Builder:
     def problem(self) -> Problem:
         """The numbers: a variable for each choice, a net for each value."""
         self.variables()
-        variables = tuple(
-            Variable(name, np.array(costs, dtype=np.int64).T.reshape(3, -1))
-            for name, costs in zip(self.names, self.costs, strict=True)
-        )
-        specs = [*self.nets.values(), *self.pinned.values()]
-        problem = Problem(variables, tuple(self._net(spec) for spec in specs))
-        problem.verify()
-        return problem
+        variables = tuple(Variable(variable.name, variable.options.costs) for variable in self.chosen)
+        return Problem(variables, tuple(self._net(spec) for spec in self.specs()))
 
-    def _variable(
-        self,
-        name: str,
-        chosen: Mapping[Combo, JointStrategy] | Mapping[Combo, Joint],
-        costs: Sequence[Cost],
-        owner: object,
-    ) -> int:
-        choices = tuple(chosen.values())
-        self.combos.append(tuple(chosen))
-        self.names.append(name)
-        self.choices.append(choices)  # type: ignore[arg-type]
-        self.costs.append(list(costs))
-        self.owner.append(owner)  # type: ignore[arg-type]
-        return len(self.names) - 1
+    def specs(self) -> Iterator[_NetSpec]:
+        """Every net: of each value as it is made, and as a ``value`` line has it made."""
+        yield from self.nets.values()
+        yield from self.pinned.values()
 
     def _source(self, value: Value, pin: Pin) -> None:
-        index = self._typed(value.name, self._kinds(value, pin), value)
-        self.nets[value] = _NetSpec(value, 0, index, self.choices[index])  # type: ignore[arg-type]
+        self.nets[value] = _NetSpec(value, 0, self._typed(value.name, self._kinds(value, pin), value, value), 0)
 
-    def _typed(self, name: str, kinds: Sequence[Sequence[Type]], owner: object) -> int:
+    def _typed(self, name: str, kinds: Sequence[tuple[Type, ...]], value: Value, owner: Output | Value) -> int:
         """A variable whose options are types, which cost nothing by themselves."""
-        joints = {
-            combo: joint
-            for combo in self._combos(name, [len(k) for k in kinds])
-            if self.bound.mesh.fits(joint := Joint(k[i] for k, i in zip(kinds, combo, strict=True)), self.bound.hints)
-        }
-        return self._variable(name, joints, [(0, 0, 0)] * len(joints), owner)
+        forms = self.forms
+        allowed = self._allowed(name)
+        key = (forms.of_value(value), tuple(forms.kinds(value, own) for own in kinds), allowed)
+        options = self.prices.options.get(key)
+        if options is None:
+            combos = tuple(
+                combo
+                for combo in _combos(map(len, kinds), allowed)
+                if self.bound.mesh.fits(Joint(k[i] for k, i in zip(kinds, combo, strict=True)), self.bound.hints)
+            )
+            costs = np.zeros((COMPONENTS, len(combos)), dtype=np.int64)
+            options = self.prices.options[key] = Options(forms.intern(key), combos, costs)
+        return self._add(_Variable(name, owner, value, tuple(kinds), options))
 
-    def _combos(self, name: str, counts: Sequence[int]) -> Iterator[Combo]:
-        """The options of all axes together, of those allowed."""
-        self.options[name] = tuple(counts)
-        allowed = self.allowed.get(name, [None] * len(counts))
-        return product(*(range(n) if own is None else own for own, n in zip(allowed, counts, strict=True)))
+    def _add(self, variable: _Variable) -> int:
+        self.chosen.append(variable)
+        return len(self.chosen) - 1
+
+    def _allowed(self, name: str) -> tuple[tuple[int, ...] | None, ...] | None:
+        allowed = self.allowed.get(name)
+        return None if allowed is None else tuple(None if own is None else tuple(own) for own in allowed)
 
     def _kinds(self, value: Value, pin: Pin | None) -> list[tuple[Type, ...]]:
         """The types that a pin leaves a value, by axis; where that is free, all that a value is handed out in."""
@@ -162,46 +205,48 @@ class Builder:
         return kinds
 
     def _node(self, node: Node) -> None:
-        by_axis: list[list[Strategy]] = []
-        for axis, context in enumerate(self.bound.contexts):
-            offered = self.offers.get((node, context))
-            if offered is None:
-                offered = self.offers[node, context] = self._offered(node, axis)
-            if not offered:
-                raise PlacementError([self._impossible(node)])
-            by_axis.append(offered)
-        chosen: dict[Combo, JointStrategy] = {}
-        for combo in self._combos(node.name, list(map(len, by_axis))):
-            joined = self._together(node, tuple(by_axis[axis][i] for axis, i in enumerate(combo)))
-            if joined is not None:
-                chosen[combo] = joined
-        if not chosen:
-            raise PlacementError([self._impossible(node)])
-        together = list(chosen.values())
-        costs, work = zip(*(self.prices.op(node, s) for s in together), strict=True)
-        index = self._variable(node.name, chosen, costs, node)
-        self.work_of[index] = list(work)
+        found = [self.uses.offered(node, axis) for axis in self.uses.axes]
+        offered = tuple(own for own, _ in found)
+        allowed = self._allowed(node.name)
+        key = (self.forms.of_node(node), tuple(form for _, form in found), allowed)
+        priced = key, self.prices.likeness_of_op(node)
+        options = self.prices.options.get(priced)
+        if options is None:
+            options = self.prices.options[priced] = self._options(node, offered, allowed, self.forms.intern(key))
+        index = self._add(_Variable(node.name, node, node, offered, options))
         for position, operand in enumerate(node.operands):
-            self._consumers(operand).append((index, node, position, tuple(s.operands[position] for s in together)))
-        for position, result in enumerate(node.results):
-            self.nets[result] = _NetSpec(result, 0, index, tuple(s.results[position] for s in together))
-            made = [tuple(dict.fromkeys(s.results[position] for s in offered)) for offered in by_axis]
+            self._consumers(operand).append((index, node, position, position))
+        for position, result in enumerate(node.results, len(node.operands)):
+            self.nets[result] = _NetSpec(result, 0, index, position)
             pin = self.bound.values.get(result)
-            if pin is None or all(k is None or set(m) <= set(k) for k, m in zip(pin.kinds, made, strict=True)):
+            made = pin and [tuple(dict.fromkeys(own)) for own in self.chosen[index].types(position)]
+            if not pin or not made:
+                continue
+            if all(k is None or set(m) <= set(k) for k, m in zip(pin.kinds, made, strict=True)):
                 continue
             # Where an axis is free the value stays in a type that it is made in.
             kinds = [m if k is None else k for k, m in zip(pin.kinds, made, strict=True)]
-            extra = self._typed(f"{result.name} as placed", kinds, result)
-            joints: tuple[Joint, ...] = self.choices[extra]  # type: ignore[assignment]
-            self.nets[result].consumers.append((extra, node, -1, joints))
-            self.pinned[result] = _NetSpec(result, 1, extra, joints)
+            extra = self._typed(f"{result.name} as placed", kinds, result, result)
+            self.nets[result].consumers.append((extra, node, -1, 0))
+            self.pinned[result] = _NetSpec(result, 1, extra, 0)
 
-    def _offered(self, node: Node, axis: int) -> list[Strategy]:
-        """The strategies on one axis that the placements leave."""
-        offered = [s for s in strategies(node, self.bound.contexts[axis]) if self._accepts(node, s, axis)]
-        for position, result in enumerate(node.results):
-            offered = self._within_pin(result, offered, position, axis)
-        return offered
+    def _options(
+        self,
+        node: Node,
+        offered: tuple[tuple[Strategy, ...], ...],
+        allowed: tuple[tuple[int, ...] | None, ...] | None,
+        form: int,
+    ) -> Options:
+        """What an op may choose from. Raises PlacementError where that is nothing."""
+        chosen: dict[Combo, JointStrategy] = {}
+        for combo in _combos(map(len, offered), allowed):
+            joined = self._together(node, tuple(own[i] for own, i in zip(offered, combo, strict=True)))
+            if joined is not None:
+                chosen[combo] = joined
+        if not chosen:
+            raise PlacementError([impossible(self.bound, node)])
+        costs, work = zip(*(self.prices.op(node, s) for s in chosen.values()), strict=True)
+        return Options(form, tuple(chosen), np.array(costs, dtype=np.int64).T.reshape(COMPONENTS, -1), work)
 
     def _together(self, node: Node, parts: tuple[Strategy, ...]) -> JointStrategy | None:
         """The strategies of all axes at once, None where they do not go together."""
@@ -212,186 +257,182 @@ class Builder:
             return None
         return joined
 
-    def _consumers(self, value: Value) -> list[tuple[int, Node | Output, int, tuple[Joint, ...]]]:
+    def _consumers(self, value: Value) -> list[tuple[int, Node | Output, int, int]]:
         return (self.pinned.get(value) or self.nets[value]).consumers
 
     def _output(self, output: Output, pin: Pin | None) -> None:
         assert output.value is not None
         kinds = self._kinds(output.value, pin)
-        allowed = self.fixed.get(output.value)
+        allowed = self.uses.fixed.get(output.value)
         if allowed is not None:
             kinds = [tuple(t for t in own if t in fixed) for own, fixed in zip(kinds, allowed, strict=True)]
             if not all(kinds):
-                raise PlacementError([self._returned_otherwise(output, pin)])
-        index = self._typed(f"output {output.name}", kinds, output)
-        self._consumers(output.value).append((index, output, 0, self.choices[index]))  # type: ignore[arg-type]
+                raise PlacementError([returned_otherwise(self.bound, output, pin)])
+        index = self._typed(f"output {output.name}", kinds, output.value, output)
+        self._consumers(output.value).append((index, output, 0, 0))
 
-    def _accepts(self, node: Node, strategy: Strategy, axis: int) -> bool:
-        """Whether parameters are used as placed: a replicated one is never cut, a sharded one never gathered."""
-        for value, kind in zip(node.operands, strategy.operands, strict=True):
-            allowed = self.fixed.get(value)
-            if allowed is not None and kind not in allowed[axis]:
-                return False
-        return not self._divides_work(node, strategy, axis)
-
-    def _divides_work(self, node: Node, strategy: Strategy, axis: int) -> bool:
-        """Whether the strategy divides the work with a replicated weight among the ranks, unasked.
-
-        A product with a replicated LM head could take each rank's own tokens and sum the weight's whole
-        gradient afterwards. That is data parallelism: it is for data that comes divided (an ``input`` line)
-        or for a product that a ``value`` line places so. A weight that only runs along the result, as a
-        norm's does, is no such product.
-        """
-        found = lookup(node)
-        signature = found.signature(node) if found else None
-        if not isinstance(signature, Signature):
-            return False
-        cuts = {f for kind in (*strategy.operands, *strategy.results) for f in kind.over}
-        if (
-            not cuts
-            or cuts <= self.divided[axis]
-            or any(t.over for v in node.results if (pin := self.bound.values.get(v)) for t in pin.kinds[axis] or ())
-        ):
-            return False
-        kept = {letter for dims in signature.results for dim in dims for letter in dim}
-        return any(
-            value in self.fixed and kind == R and not {letter for dim in dims for letter in dim} <= kept
-            for value, kind, dims in zip(node.operands, strategy.operands, signature.operands, strict=True)
-        )
-
-    def _derived_from_parameters(self) -> dict[Value, tuple[frozenset[Type], ...]]:
-        """Parameters, and what is a view or a cast of one: the types in which they may be used, by axis."""
-        result: dict[Value, tuple[frozenset[Type], ...]] = {}
-        for value, pin in self.bound.parameters.items():
-            whole = frozenset({I, R, P} if value.requires_grad else {R, P})
-            sharded = [frozenset(t for t in kinds or () if t.over and not t.stored) for kinds in pin.kinds]
-            result[value] = tuple(kinds or whole for kinds in sharded)
-        for node in self.bound.graph.nodes:
-            if len(node.operands) == 1 and node.operands[0] in result and len(node.results) == 1 and not node.kwargs:
-                found = lookup(node)
-                if found and (found.view or node.results[0].shape == node.operands[0].shape):
-                    kinds = result[node.operands[0]]
-                    if not any(t.over for allowed in kinds for t in allowed):
-                        result[node.results[0]] = kinds
-        return result
-
-    def _inside_placed_modules(self, axis: int) -> frozenset[Value]:
-        """Values that live inside a module without children whose output a ``value`` line places on the axis.
-
-        They are not gathered: a norm placed Replicate is computed replicated, not computed in blocks and
-        gathered before its last product. A product with a weight that is placed Shard has no such choice.
-        """
-        graph = self.bound.graph
-        parents = {path.rpartition(".")[0] for path in graph.modules}
-        users: dict[Value, list[Node]] = {}
-        for node in graph.nodes:
-            for operand in node.operands:
-                users.setdefault(operand, []).append(node)
-        placed = {
-            node.stack
-            for node in graph.nodes
-            for v in node.results
-            if (pin := self.bound.values.get(v)) and pin.kinds[axis] is not None and node.module not in parents
-        }
-        outputs = {o.value for o in graph.outputs}
-        return frozenset(
-            value
-            for node in graph.nodes
-            if node.stack in placed and not any(t.over for v in node.operands for t in self._used(v, axis))
-            for value in node.results
-            if value not in outputs and all(user.stack == node.stack for user in users.get(value, ()))
-        )
-
-    def _stored(self, value: Value) -> tuple[bool, ...]:
-        """By axis, whether a parameter is kept in blocks of its own."""
-        pin = self.bound.parameters.get(value)
-        return tuple(any(t.stored for t in kinds or ()) for kinds in pin.kinds) if pin else (False,) * len(self.sealed)
-
-    @cached_property
-    def keepers(self) -> Counter[Value]:
-        """How many tensors that ops keep for the backward are each value."""
-        return Counter(one.value for node in self.bound.graph.nodes for one in kept(node, "") if not one.itemsize)
-
-    def _used(self, value: Value, axis: int) -> frozenset[Type]:
-        return self.fixed[value][axis] if value in self.fixed else frozenset()
-
-    def _within_pin(self, value: Value, offered: list[Strategy], position: int, axis: int) -> list[Strategy]:
-        pin = self.bound.values.get(value)
-        kinds = pin.kinds[axis] if pin else None
-        if kinds is None:
-            return offered
-        fitting = [s for s in offered if s.results[position] in kinds]
-        return fitting or offered
+    # -- nets -----------------------------------------------------------------------------------
 
     def _net(self, spec: _NetSpec) -> Net:
-        made, asked, ways = self._ways(spec)
-        rows = {joint: index for index, joint in enumerate(made)}
-        bits = {joint: index for index, joint in enumerate(asked)}
-        consumers = tuple(
-            (v, np.array([bits[joint] for joint in joints], dtype=np.int64)) for v, _, _, joints in spec.consumers
-        )
-        try:
-            unions = union_masks(Counter(ask_set(masks) for masks in asked_masks(consumers).values()), _MOST_SETS)
-        except TooManyMasks as error:
-            raise Undecided(
-                f"more than {_MOST_SETS} sets of types that '{spec.value.name}' may be asked for"
-            ) from error
-        sets = np.array(unions)
-        places = {joint: index for index, joint in enumerate(ways.joints)}
+        form = spec.form = self.form(spec)
+        consumers = tuple((v, asked) for (v, *_), asked in zip(spec.consumers, form.asked, strict=True))
         return Net(
             name=spec.value.name,
             source=spec.source,
-            produced=np.array([rows[joint] for joint in spec.made], dtype=np.int64),
+            produced=form.produced,
             consumers=consumers,
-            table=ways.least.table(tuple(places[joint] for joint in made), sets),
-            sets=sets,
+            table=form.table,
+            sets=form.sets,
             monotone=True,
         )
 
-    def _ways(self, spec: _NetSpec) -> tuple[list[Joint], list[Joint], Ways]:
-        """The types that a value may be made in and those it may be asked for, and what converts it."""
-        made = list(dict.fromkeys(spec.made))
-        asked = list(dict.fromkeys(joint for *_, joints in spec.consumers for joint in joints))
-        through = (I, R, P) if spec.value.requires_grad else (R, P)
-        kinds = [tuple(dict.fromkeys((*through, *(j[axis] for j in (*made, *asked))))) for axis in range(len(made[0]))]
-        return made, asked, self.prices.ways(spec.value, kinds, asked, self._restriction(spec.value))
+    def form(self, spec: _NetSpec) -> NetForm:
+        """The net of a value, as all values alike have it."""
+        value = spec.value
+        key = (
+            self.most_types,
+            self.forms.of_value(value),
+            self.uses.restriction(value),
+            self.prices.likeness_of(value),
+            self._part(value, spec.source, spec.place),
+            *[self._part(value, variable, place) for variable, _, _, place in spec.consumers],
+            _repeated([spec.source, *[variable for variable, *_ in spec.consumers]]),
+        )
+        found = self.prices.nets.get(key)
+        if found is None:
+            found = self.prices.nets[key] = self._formed(spec)
+        return found
 
-    def _restriction(self, value: Value) -> Restriction:
-        if value not in self.restrictions:
-            sealed = tuple(value in sealed for sealed in self.sealed)
-            stored = self._stored(value)
-            again = self.keepers[value] if any(stored) else 0
-            self.restrictions[value] = Restriction(value in self.fixed, sealed, stored, again)
-        return self.restrictions[value]
+    def _part(self, value: Value, variable: int, place: int) -> object:
+        """One end of a net: what the variable may choose, and how it sees the value's factors."""
+        one = self.chosen[variable]
+        return one.options.form, place, self.forms.seen(one.chooses, value)
+
+    def _formed(self, spec: _NetSpec) -> NetForm:
+        produced, wanted = self.ends(spec)
+        made = list(dict.fromkeys(produced))
+        asked = list(dict.fromkeys(joint for joints in wanted for joint in joints))
+        ways, narrowed = self.ways(spec)
+        rows = {joint: index for index, joint in enumerate(made)}
+        bits = {joint: index for index, joint in enumerate(asked)}
+        own = tuple(np.array([bits[joint] for joint in joints], dtype=np.int64) for joints in wanted)
+        consumers = tuple((variable, bit) for (variable, *_), bit in zip(spec.consumers, own, strict=True))
+        text = f"too many sets of types that '{spec.value.name}' may be asked for"
+        try:
+            unions = union_masks(Counter(ask_set(masks) for masks in asked_masks(consumers).values()), _MOST_SETS)
+        except TooManyMasks as error:
+            raise Undecided(text) from error
+        parts = min(sum(1 << mask.bit_count() for mask in unions), 1 << len(asked))
+        if parts * len(ways.joints) > self.most_costs:
+            raise Undecided(text)
+        sets = np.array(unions)
+        places = {joint: index for index, joint in enumerate(ways.joints)}
+        at = tuple(places[joint] for joint in made)
+        numbers = np.array([rows[joint] for joint in produced], dtype=np.int64)
+        return NetForm(
+            spec.value, ways, at, numbers, own, self.prices.table(spec.value, ways, at, sets), sets, narrowed
+        )
+
+    def ends(self, spec: _NetSpec) -> tuple[tuple[Joint, ...], list[tuple[Joint, ...]]]:
+        """By option, the types that a value is made in and those that each consumer asks for."""
+        wanted = [self.chosen[variable].joints(place) for variable, _, _, place in spec.consumers]
+        return self.chosen[spec.source].joints(spec.place), wanted
+
+    def ways(self, spec: _NetSpec) -> tuple[Ways, bool]:
+        """The conversions of a value, and whether some were left out."""
+        produced, wanted = self.ends(spec)
+        asked = list(dict.fromkeys(joint for joints in wanted for joint in joints))
+        kinds, narrowed = self._through(spec, (*produced, *asked))
+        return self.prices.ways(spec.value, kinds, asked, self.uses.restriction(spec.value)), narrowed
+
+    def _through(self, spec: _NetSpec, ends: Sequence[Joint]) -> tuple[list[tuple[Type, ...]], bool]:
+        """The types that conversions may pass through, by axis: all that somebody might have the value in.
+
+        What nobody is left to ask for may still be on the way. Where those are too many, the ends are enough for a
+        plan but not for a proof: whether that is so comes second.
+        """
+        unsharded = (I, R, P) if spec.value.requires_grad else (R, P)
+        places = [(spec.source, spec.place), *[(variable, place) for variable, _, _, place in spec.consumers]]
+        offered = [self.chosen[variable].types(place) for variable, place in places]
+        kinds = [
+            tuple(dict.fromkeys((*unsharded, *[kind for types in offered for kind in types[axis]])))
+            for axis in self.uses.axes
+        ]
+        if prod(map(len, kinds)) <= self.most_types:
+            return kinds, False
+        return [tuple(dict.fromkeys((*unsharded, *[joint[axis] for joint in ends]))) for axis in self.uses.axes], True
 
     # -- plan -----------------------------------------------------------------------------------
 
     def plan(self, choice: Sequence[int], cost: Cost, lower: Cost) -> Plan:
         """The plan of a choice, with its cost and a lower bound of what any plan costs."""
-        chosen = [options[index] for options, index in zip(self.choices, choice, strict=True)]
-        strategy_of = {
-            owner: s
-            for owner, s in zip(self.owner, chosen, strict=True)
-            if isinstance(owner, Node) and isinstance(s, JointStrategy)
-        }
+        strategy_of: dict[Node, JointStrategy] = {}
+        work: dict[Node, tuple[int, int]] = {}
+        for variable, index in zip(self.chosen, choice, strict=True):
+            node, combo = variable.chooses, variable.options.combos[index]
+            if isinstance(node, Node):
+                parts = [own[i] for own, i in zip(variable.offered, combo, strict=True)]
+                joined = joint_strategy(node, tuple(parts))  # type: ignore[arg-type]
+                assert joined is not None
+                strategy_of[node], work[node] = joined, variable.options.work[index]
         produced: dict[Value, Joint] = {}
         uses: dict[tuple[Node | Output, int], Version] = {}
         steps: list[Step] = []
-        for spec in (*self.nets.values(), *self.pinned.values()):
-            made = spec.made[choice[spec.source]]
+        for spec in self.specs():
             if spec.stage == 0:
-                produced[spec.value] = made
-            steps += self._steps(spec, made, choice, uses)
+                produced[spec.value] = self.chosen[spec.source].joint(spec.place, choice[spec.source])
+            for variable, user, position, place in spec.consumers:
+                if position >= 0:
+                    joint = self.chosen[variable].joint(place, choice[variable])
+                    uses[user, position] = Version(spec.value, joint, spec.stage)
+            steps += self._steps(spec, choice)
         order = {value: index for index, value in enumerate(self.bound.graph.values())}
         steps.sort(key=lambda s: (order[s.value], s.source.stage, s.target.stage))
         causes = Causes(self.bound)
         steps = [causes.explain(step) for step in steps]
-        owned = ((self.owner[index], times[choice[index]]) for index, times in self.work_of.items())
-        work = {node: times for node, times in owned if isinstance(node, Node)}
         compute = sum(map(sum, work.values()))
         found = tuple(steps), tuple(self._hooks(steps, causes))
         inside = {node: tuple(self.prices.inside(s)) for node, s in strategy_of.items() if s.leading}
         return Plan(self.bound, strategy_of, produced, uses, *found, inside, cost, lower, compute, cost[1], work)
+
+    def converting(self, choice: Sequence[int]) -> dict[Value, list[int]]:
+        """The axes that convert each value one by one, in the order in which they do."""
+        found: dict[Value, list[int]] = {}
+        for spec in self.specs():
+            form, tree = self._tree(spec, choice)
+            axes = [form.ways.edges[pair].axes for pair in tree]
+            if axes:
+                found.setdefault(spec.value, []).extend(one for one, *more in axes if not more)
+        return found
+
+    def converted(self, choice: Sequence[int]) -> dict[Value, int]:
+        """Picoseconds that the conversions of each value cost."""
+        found: dict[Value, int] = {}
+        for spec in self.specs():
+            form = spec.form or self.form(spec)
+            column = np.searchsorted(form.sets, self._asked(spec, form, choice))
+            cost = int(form.table[0, form.produced[choice[spec.source]], column])
+            found[spec.value] = found.get(spec.value, 0) + cost
+        return found
+
+    def state(self, value: Value, choice: Sequence[int]) -> tuple[Joint, tuple[Joint, ...]]:
+        """The type that a value is made in, and those that it is asked for in."""
+        spec = self.nets[value]
+        wanted = (self.chosen[variable].joint(place, choice[variable]) for variable, _, _, place in spec.consumers)
+        return self.chosen[spec.source].joint(spec.place, choice[spec.source]), tuple(wanted)
+
+    @staticmethod
+    def _asked(spec: _NetSpec, form: NetForm, choice: Sequence[int]) -> int:
+        mask = 0
+        for (variable, *_), bits in zip(spec.consumers, form.asked, strict=True):
+            mask |= 1 << int(bits[choice[variable]])
+        return mask
+
+    def _tree(self, spec: _NetSpec, choice: Sequence[int]) -> tuple[NetForm, tuple[tuple[int, int], ...]]:
+        """The conversions of a value, as places in the types of its form."""
+        form = spec.form or self.form(spec)
+        asked = self._asked(spec, form, choice)
+        return form, form.ways.least.tree(form.made[form.produced[choice[spec.source]]], asked)
 
     def _hooks(self, steps: Sequence[Step], causes: Causes) -> Iterator[Hook]:
         for parameter in self.bound.graph.parameters:
@@ -399,28 +440,25 @@ class Builder:
             for axes, step in found.items():
                 yield Hook(parameter, step.axis, axes, step.nbytes, causes.of_parameter(parameter.value, steps))
 
-    def _steps(
-        self, spec: _NetSpec, made: Joint, choice: Sequence[int], uses: dict[tuple[Node | Output, int], Version]
-    ) -> Iterable[Step]:
-        _, wanted, ways = self._ways(spec)
-        bits = {joint: index for index, joint in enumerate(wanted)}
-        joints = ways.joints
-        asked, users = 0, {}
-        for variable, user, position, options in spec.consumers:
-            joint = options[choice[variable]]
-            asked |= 1 << bits[joint]
-            if position >= 0:
-                uses[user, position] = Version(spec.value, joint, spec.stage)
-            users.setdefault(joint, []).append(user)
-        edges = ways.least.tree(joints.index(made), asked)
-        fixed_to = self.pinned.get(spec.value) if spec.stage == 0 else None
-        steps = []
+    def _steps(self, spec: _NetSpec, choice: Sequence[int]) -> list[Step]:
+        """The conversions of a value, with who takes what they make."""
+        form, edges = self._tree(spec, choice)
+        if not edges:
+            return []
+        names = matching(self.forms.factors(form.value), self.forms.factors(spec.value))
+        joints = {
+            place: Joint(renamed(kind, names) for kind in form.ways.joints[place]) for edge in edges for place in edge
+        }
+        users: dict[Joint, list[Node | Output]] = {}
+        for variable, user, _, place in spec.consumers:
+            users.setdefault(self.chosen[variable].joint(place, choice[variable]), []).append(user)
         reach = {joints[b]: users.get(joints[b], []) for _, b in edges}
         for a, b in reversed(edges):
             reach[joints[a]] = [*reach.get(joints[a], users.get(joints[a], [])), *reach[joints[b]]]
-        restriction = self._restriction(spec.value)
+        restriction = self.uses.restriction(spec.value)
+        steps: list[Step] = []
         for a, b in edges:
-            edge = ways.edges[a, b]
+            edge = form.ways.edges[a, b]
             source, target = Version(spec.value, joints[a], spec.stage), Version(spec.value, joints[b], spec.stage)
             consumers = tuple(dict.fromkeys(reach[joints[b]]))
             nbytes = self.bound.mesh.sent(edge, joints[a], self.prices.nbytes(spec.value))
@@ -428,63 +466,23 @@ class Builder:
             again = self.prices.again(edge, joints[a], restriction)
             axis = self.bound.mesh.name(edge.axes)
             steps.append(Step(source, target, axis, edge.axes, edge.conversion, nbytes, consumers, (), times, again))
+        fixed_to = self.pinned.get(spec.value) if spec.stage == 0 else None
         if fixed_to is not None:
-            joint = fixed_to.made[choice[fixed_to.source]]
+            joint = self.chosen[fixed_to.source].joint(fixed_to.place, choice[fixed_to.source])
             steps = [_staged(s, joint) for s in steps]
         return steps
 
-    # -- faults ---------------------------------------------------------------------------------
 
-    def _impossible(self, node: Node) -> Diagnostic:
-        pins = [(v, self.bound.parameters[v]) for v in node.operands if v in self.bound.parameters]
-        spoken = [(v, pin) for v, pin in pins if pin.span is not None]
-        names = {p.value: p.name for p in self.bound.graph.parameters}
-        where = f"in '{node.module}'" if node.module else "in the model"
-        placed = " and ".join(f"'{names[v]}'" for v, _ in spoken or pins)
-        text = f"'{op_name(node.op)}' {where} has no strategy that uses {placed or 'its operands'} as placed"
-        span, line = spoken[0][1].span if spoken else None, node.source or None
-        if node.operands and self.bound.dims.signature(node) is None:
-            told = notes(node)
-            return Diagnostic("PLC402", f"{text}: it has no rule", span, hint=start(node), notes=told, model_line=line)
-        return Diagnostic("PLC301", text, span, notes=tuple(self._whole(node, spoken, names)), model_line=line)
-
-    def _whole(self, node: Node, spoken: list[tuple[Value, Pin]], names: Mapping[Value, str]) -> Iterator[str]:
-        """Why a cut parameter is no good: the op needs the dim whole."""
-        signature = self.bound.dims.signature(node)
-        if not isinstance(signature, Signature):
-            return
-        for value, pin in spoken:
-            for kind in pin.types:
-                place = self.bound.dims.locate(value, kind.over) if kind.over else None  # type: ignore[arg-type]
-                dims = signature.operands[node.operands.index(value)]
-                if place is not None and signature.blocked & set(dims[place[0]]):
-                    yield f"each rank needs the whole of dim {place[0]} of '{names[value]}' for it"
-
-    def _returned_otherwise(self, output: Output, pin: Pin | None) -> Diagnostic:
-        """An output that is a parameter is returned as that is placed: nothing converts a parameter."""
-        assert output.value is not None
-        source = output.value
-        producer = {value: node for node in self.bound.graph.nodes for value in node.results}
-        while source in producer:  # a view or a cast of one
-            (source,) = producer[source].operands
-        own = self.bound.parameters[source]
-        names = {p.value: p.name for p in self.bound.graph.parameters}
-        text = f"output '{output.name}' is parameter '{names[source]}', which is placed otherwise than it is returned"
-        hint = f"place both alike, or write: output {output.name} : auto"
-        notes = [f"the parameter is placed at {own.span}"] if own.span and pin and pin.span else []
-        return Diagnostic("PLC301", text, pin.span if pin and pin.span else own.span, hint, tuple(notes))
+def _combos(counts: Iterable[int], allowed: Sequence[Sequence[int] | None] | None) -> Iterator[Combo]:
+    """The options of all axes together, of those allowed."""
+    whole = list(counts)
+    own = allowed or [None] * len(whole)
+    return product(*(range(n) if left is None else left for left, n in zip(own, whole, strict=True)))
 
 
-def infeasible(bound: Bound, error: Infeasible) -> Diagnostic:
-    """The diagnostic for a problem without a solution, at the statement nearest to where it broke."""
-    name = str(error.args[0]) if error.args else ""
-    text = "no choice of placements satisfies every statement around"
-    for node in bound.graph.nodes:
-        if node.name == name:
-            span = Causes(bound).nearest_span(node)
-            line = node.source or None
-            return Diagnostic("PLC301", f"{text} '{name}' in '{node.module}'", span, model_line=line)
-    return Diagnostic("PLC301", f"{text} '{name}'")
+def _repeated(variables: Sequence[int]) -> tuple[int, ...]:
+    """Which of them are one and the same."""
+    return tuple(map(variables.index, variables)) if len(set(variables)) < len(variables) else ()
 
 
 def _staged(step: Step, joint: Joint) -> Step:

@@ -11,20 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import product
 from math import prod
 
-from placement.graph.ir import Node, Value
-from placement.rules import Context, JointStrategy, Strategy
-from placement.solver.bind import Bound
-from placement.solver.mesh import Axes, Edge
-from placement.solver.plan import Step
-from placement.solver.pricing import Cost, Prices, Restriction
-from placement.solver.problem import FORBIDDEN
-from placement.types import Conversion, Joint, Kind, Type
+import numpy as np
 
-Offers = Mapping[tuple[Node, Context], Sequence[Strategy]]
+from placement.graph.ir import Node, Value
+from placement.rules import JointStrategy, Strategy
+from placement.solver.bind import Bound
+from placement.solver.limbs import Ints
+from placement.solver.mesh import Axes, Edge
+from placement.solver.pricing import Cost, Prices, Restriction, Ways
+from placement.solver.problem import FORBIDDEN, Costs
+from placement.solver.tight import Tight
+from placement.solver.uses import Uses
+from placement.types import Conversion, Joint, Kind
 
 
 class Free(Prices):
@@ -45,72 +46,69 @@ class _Work:
 class Reference:
     """Where charges are taken: a strategy of each op on each axis, and what values may be.
 
-    allowed: the options that are left, by variable and axis. kinds: by value and axis, the types it may have.
+    allowed: the options that are left, by variable and axis. first: the axes that convert a value there one by one.
+    kinds: by value and axis, the kinds of type it may have.
     """
 
     def __init__(
         self,
-        bound: Bound,
+        uses: Uses,
         prices: Prices,
-        offers: Offers,
         at: Mapping[Node, Sequence[int]],
         allowed: Mapping[str, Sequence[Sequence[int] | None]],
-        steps: Sequence[Step] = (),
+        first: Mapping[Value, Sequence[int]],
     ) -> None:
-        self.bound, self.prices, self.offers, self.at, self.allowed = bound, prices, offers, at, allowed
-        self.axes = range(len(bound.mesh.axes))
+        self.uses, self.bound, self.prices, self.at, self.allowed = uses, uses.bound, prices, at, allowed
+        self.first = first
+        self.axes = uses.axes
         self.kinds = self._kinds()
-        self.first: dict[Value, list[int]] = {}
-        for step in steps:
-            if len(step.axes) == 1:
-                self.first.setdefault(step.value, []).extend(step.axes)
+        self.tight: dict[Value, Tight] = {}
+        self._dims: dict[object, tuple[tuple[int, ...], ...]] = {}
         self._known: dict[object, _Work] = {}
-        self.work = {node: self._charged(node) for node in bound.graph.nodes}
+        self.work = {node: self._charged(node) for node in self.bound.graph.nodes}
 
-    @cached_property
+    @property
     def constant(self) -> int:
         """Picoseconds that no axis is charged."""
-        return sum(work.constant for work in self.work.values())
+        found = (*self.work.values(), *self.tight.values())
+        return sum(one.constant for one in found)
 
     def options(self, node: Node, axis: int) -> Sequence[Strategy]:
         """The strategies of an op on an axis."""
-        return self.offers[node, self.bound.contexts[axis]]
+        return self.uses.offered(node, axis)[0]
 
     def left(self, node: Node, axis: int) -> Sequence[int]:
         """The options of an op that are left on an axis."""
         own = self.allowed[node.name][axis]
         return range(len(self.options(node, axis))) if own is None else own
 
-    def _kinds(self) -> dict[Value, list[set[Type]]]:
-        """The types that each value may be made in or asked for, by axis."""
-        found: dict[Value, list[set[Type]]] = {v: [set() for _ in self.axes] for v in self.bound.graph.values()}
+    def _kinds(self) -> dict[Value, list[set[Kind]]]:
+        """The kinds of type that each value may have on each axis, left to choose or not: it may pass through them."""
+        found: dict[Value, list[set[Kind]]] = {v: [set() for _ in self.axes] for v in self.bound.graph.values()}
         for pins in (self.bound.inputs, self.bound.parameters, self.bound.values):
             for value, pin in pins.items():
                 for axis, kinds in enumerate(pin.kinds):
-                    found[value][axis].update(kinds or ())
+                    found[value][axis].update(kind.kind for kind in kinds or ())
+        known: dict[int, list[set[Kind]]] = {}
         for node in self.bound.graph.nodes:
             for axis in self.axes:
-                offered = self.options(node, axis)
-                for index in self.left(node, axis):
-                    part = offered[index]
-                    for value, kind in zip(node.operands, part.operands, strict=True):
-                        found[value][axis].add(kind)
-                    for value, kind in zip(node.results, part.results, strict=True):
-                        found[value][axis].add(kind)
+                offered, form = self.uses.offered(node, axis)
+                if form not in known:
+                    places = zip(*[(*part.operands, *part.results) for part in offered], strict=True)
+                    known[form] = [{kind.kind for kind in types} for types in places]
+                for value, kinds in zip((*node.operands, *node.results), known[form], strict=True):
+                    found[value][axis] |= kinds
         for output, pin in self.bound.outputs.items():
             for axis, context in enumerate(self.bound.contexts):
                 assert output.value is not None
-                kinds = pin.kinds[axis] if pin else None
-                found[output.value][axis].update(context.types(output.value) if kinds is None else kinds)
+                types = pin.kinds[axis] if pin else None
+                types = context.types(output.value) if types is None else types
+                found[output.value][axis].update(kind.kind for kind in types)
         return found
 
     def parts(self, value: Value, without: Axes) -> int:
         """Into how many blocks the axes other than these may cut a value."""
-        return prod(
-            self.bound.mesh.axes[k].n
-            for k in self.axes
-            if k not in without and any(kind.over for kind in self.kinds[value][k])
-        )
+        return prod(self.bound.mesh.axes[k].n for k in self.axes if k not in without and Kind.S in self.kinds[value][k])
 
     def order(self, value: Value) -> list[int]:
         """The axes in the order in which they are charged: those that convert the value at the reference first."""
@@ -119,13 +117,21 @@ class Reference:
     # -- work ---------------------------------------------------------------------------------------
 
     def _charged(self, node: Node) -> _Work:
-        dims = [[self.prices.dims(node, part) for part in self.options(node, axis)] for axis in self.axes]
-        here = tuple(dims[axis][self.at[node][axis]] for axis in self.axes)
-        classes = [sorted({dims[axis][i] for i in self.left(node, axis)}) for axis in self.axes]
-        key = (self.prices.likeness(node), here, *map(tuple, classes), *map(tuple, dims))
+        dims = [self.dims(node, axis) for axis in self.axes]
+        here = tuple(own[i] for own, i in zip(dims, self.at[node], strict=True))
+        classes = [sorted({own[i] for i in self.left(node, axis)}) for axis, own in enumerate(dims)]
+        key = (self.prices.forms.likeness(node), here, *map(tuple, classes), *dims)
         if key not in self._known:
             self._known[key] = self._tangent(node, dims, here, classes)
         return self._known[key]
+
+    def dims(self, node: Node, axis: int) -> tuple[tuple[int, ...], ...]:
+        """The dims in which each option of an op on an axis cuts."""
+        offered, form = self.uses.offered(node, axis)
+        key = self.prices.forms.of_node(node), form
+        if key not in self._dims:
+            self._dims[key] = tuple(self.prices.dims(node, part) for part in offered)
+        return self._dims[key]
 
     def _tangent(
         self,
@@ -150,15 +156,16 @@ class Reference:
 
     @classmethod
     def most_divided(
-        cls, bound: Bound, prices: Prices, offers: Offers, allowed: Mapping[str, Sequence[Sequence[int] | None]]
+        cls, uses: Uses, prices: Prices, allowed: Mapping[str, Sequence[Sequence[int] | None]]
     ) -> Reference:
         """Where every axis divides each op as much as it can, for want of a plan."""
         at: dict[Node, list[int]] = {}
         known: dict[object, list[int]] = {}
-        for node in bound.graph.nodes:
-            dims = [[prices.dims(node, part) for part in offers[node, context]] for context in bound.contexts]
-            key = (prices.likeness(node), *map(tuple, dims))
+        for node in uses.bound.graph.nodes:
+            found = [uses.offered(node, axis) for axis in uses.axes]
+            key = (prices.forms.of_node(node), *[form for _, form in found])
             if key not in known:
+                dims = [[prices.dims(node, part) for part in offered] for offered, _ in found]
                 whole = tuple((-1,) * (len(node.operands) + len(node.results)) for _ in dims)
                 known[key] = [
                     min(
@@ -168,24 +175,41 @@ class Reference:
                     for axis, own in enumerate(dims)
                 ]
             at[node] = known[key]
-        return cls(bound, prices, offers, at, allowed)
+        return cls(uses, prices, at, allowed, {})
 
 
 class Charges(Prices):
     """The prices of one axis by itself: what it is charged."""
 
     def __init__(self, alone: Bound, axis: int, reference: Reference) -> None:
-        super().__init__(alone, keeping=reference.prices.keeping)
+        super().__init__(alone, reference.prices.forms)
         self.axis, self.reference = axis, reference
-        self.index = {
-            id(part): index for node in alone.graph.nodes for index, part in enumerate(reference.options(node, axis))
-        }
+
+    def likeness_of_op(self, node: Node) -> object:  # noqa: D102
+        offered = self.reference.options(node, self.axis)
+        ways = {part.implementation for part in offered}
+        like = {one.like for part in offered for one in part.collectives if one.like is not None}
+        return (
+            id(self.reference.work[node]),
+            tuple(self.reference.parts(node.operands[place], (self.axis,)) for place in sorted(like)),
+            tuple(self._shared(node, way) for way in sorted(ways)) if len(ways) > 1 else (),
+        )
 
     def likeness_of(self, value: Value) -> object:  # noqa: D102
         reference = self.reference
-        kinds = tuple(frozenset(kinds) - {k for k in kinds if k.over} for kinds in reference.kinds[value])
-        cut = tuple(any(kind.over for kind in kinds) for kinds in reference.kinds[value])
-        return kinds, cut, tuple(reference.order(value))
+        if value in reference.tight:
+            return id(reference.tight[value])
+        return tuple(map(frozenset, reference.kinds[value])), tuple(reference.order(value))
+
+    def table(self, value: Value, ways: Ways, made: tuple[int, ...], sets: Ints) -> Costs:  # noqa: D102
+        tight = self.reference.tight.get(value)
+        if tight is None:
+            return super().table(value, ways, made, sets)
+        seen = self.forms.kinds(value, (kind for (kind,) in ways.joints))
+        types = [seen[place] for place in ways.least.asked]
+        asked = [frozenset(kind for bit, kind in enumerate(types) if mask >> bit & 1) for mask in sets.tolist()]
+        found = tight.table(self.axis, [seen[place] for place in made], asked)
+        return np.stack([found, np.zeros_like(found), np.zeros_like(found)])
 
     def price(self, value: Value, edge: Edge, source: Joint, restriction: Restriction) -> Cost:  # noqa: D102
         return self._share(value, edge.conversion, source, restriction)[self.axis], 0, 0
@@ -215,14 +239,15 @@ class Charges(Prices):
     def _possible(self, value: Value, conversion: Conversion, group: Axes) -> bool:
         """Whether all axes of a group may have the value in the type that is converted."""
         if conversion.source is Kind.S:
-            return all(any(kind.over for kind in self.reference.kinds[value][k]) for k in group)
-        only_cut = (all(kind.over for kind in self.reference.kinds[value][k]) for k in group)
+            return all(Kind.S in self.reference.kinds[value][k] for k in group)
+        only_cut = (self.reference.kinds[value][k] == {Kind.S} for k in group)
         return not any(only_cut) or conversion.source is not Kind.I
 
     def op(self, node: Node, strategy: JointStrategy) -> tuple[Cost, tuple[int, int]]:
         """The share of the work, and the launches inside at the least size and the least share they may have."""
         (part,) = strategy.parts
-        charge = self.reference.work[node].charges[self.axis][self.index[id(part)]]
+        index = next(i for i, own in enumerate(self.reference.options(node, self.axis)) if own is part)
+        charge = self.reference.work[node].charges[self.axis][index]
         mesh = self.reference.bound.mesh
         sent = 0
         for one in part.collectives:

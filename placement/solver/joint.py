@@ -21,9 +21,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
-from placement.graph.ir import Node
+from placement.graph.ir import Value
 from placement.lang.diagnostics import PlacementError
-from placement.rules import Context, Strategy
 from placement.solver.bind import Bound, Pin
 from placement.solver.builder import Builder
 from placement.solver.capacity import TooLittle, unmet
@@ -35,10 +34,15 @@ from placement.solver.memory import memory
 from placement.solver.mesh import Mesh
 from placement.solver.pricing import Prices
 from placement.solver.problem import Problem, Solution
+from placement.solver.tight import Tight, tightened
+from placement.solver.uses import Uses
 
 _WIDE, _SMALL = 36, 400  # options of one variable, and of all, up to which the joint problem is solved as it is
+_FEW = 64  # options beyond one each, from which on nothing is pruned
 _ROUNDS = 6  # of descent, and of pruning
 _TABLE = 8_000_000  # entries of the largest table of one axis
+_TYPES = 100  # of one value that conversions may pass through in a plan that is found by descent
+_COSTS = 1 << 17  # of the conversions of one value, up to which they are charged tightly
 _JOINT = 1_500  # options of all variables that are left, beyond one each, up to which they are solved jointly
 
 Allowed = dict[str, list[Sequence[int] | None]]
@@ -60,15 +64,17 @@ class _Search:
         self.bound, self.say = bound, say
         self.prices = Prices(bound)
         self.axes = range(len(bound.mesh.axes))
-        self.offers: dict[tuple[Node, Context], list[Strategy]] = {}
-        self.alone = [_on_axis(bound, axis) for axis in self.axes]
+        self.uses = Uses(bound, self.prices.forms)
+        self.alone = [Uses(_on_axis(bound, axis), self.prices.forms) for axis in self.axes]
         self.allowed = self._every()
 
     def optimum(self) -> Found:
         if max(self._counts(), default=1) <= _WIDE and sum(self._counts()) <= _SMALL:
             with contextlib.suppress(Undecided):
-                return self._joint()
-        reference = Reference.most_divided(self.bound, self.prices, self.offers, self.allowed)
+                found = self._joint()
+                if not found[0].narrowed:
+                    return found
+        reference = Reference.most_divided(self.uses, self.prices, self.allowed)
         start: dict[str, list[int | None]] = {name: [None] * len(self.axes) for name in self.allowed}
         for axis in self.axes:
             builder, solution = self._alone(axis, reference)
@@ -81,15 +87,20 @@ class _Search:
         """All options of every variable, by axis."""
         found: Allowed = {}
         for axis in self.axes:
-            builder = Builder(self.alone[axis], Free(self.alone[axis], self.prices.keeping), offers=self.offers)
+            alone = self.alone[axis]
+            builder = Builder(alone.bound, Free(alone.bound, self.prices.forms), uses=alone)
             builder.variables()
-            for name, (count,) in builder.options.items():
+            for name, (count,) in builder.counts.items():
                 found.setdefault(name, [None] * len(self.axes))[axis] = range(count)
         return found
 
     def _counts(self) -> list[int]:
         """How many options each variable has left, of all axes together."""
         return [prod(len(options or (0,)) for options in by_axis) for by_axis in self.allowed.values()]
+
+    def _left(self) -> int:
+        """How many options are left, beyond one each."""
+        return sum(count - 1 for count in self._counts())
 
     # -- an upper bound -----------------------------------------------------------------------------
 
@@ -105,7 +116,7 @@ class _Search:
             except (Infeasible, PlacementError):
                 if best is None and count + 1 < len(self.axes):
                     continue  # another axis may get out of the other one's way
-                if best is None and sum(self._counts()) <= _JOINT:
+                if best is None and self._left() <= _JOINT:
                     return self._joint()
                 raise
             still = still + 1 if best is not None and found[1].cost >= best[1].cost else 0
@@ -121,9 +132,9 @@ class _Search:
             name: [options[k] if k == axis or (one := chosen[name][k]) is None else (one,) for k in self.axes]
             for name, options in self.allowed.items()
         }
-        builder = Builder(self.bound, self.prices, allowed, self.offers)
+        builder = Builder(self.bound, self.prices, allowed, self.uses, most_types=_TYPES)
         problem = builder.problem()
-        for name, counts in builder.options.items():
+        for name, counts in builder.counts.items():
             known = self.allowed[name]
             self.allowed[name] = [range(n) if own is None else own for own, n in zip(known, counts, strict=True)]
         return builder, builder.solved(problem, limited=limited)
@@ -137,8 +148,10 @@ class _Search:
             self.say(f"bounding, round {round_ + 1}")
             reference = self._reference(*found)
             problems = [self._charged(axis, reference) for axis in self.axes]
+            if self._tightened(reference, found, problems):
+                problems = [self._charged(axis, reference) for axis in self.axes]
             try:
-                parts = [regrets(problem, _TABLE) for _, problem in problems]
+                parts = [regrets(problem, _TABLE, exact=round_ > 0) for _, problem in problems]
             except TooLarge:
                 break
             except Conflict as error:
@@ -150,7 +163,7 @@ class _Search:
             before = sum(self._counts())
             for axis, ((builder, _), (_, more)) in enumerate(zip(problems, parts, strict=True)):
                 self._prune(axis, builder, more, gap, _chosen(*found))
-            if sum(self._counts()) <= _SMALL or sum(self._counts()) == before:
+            if self._left() <= _FEW or sum(self._counts()) <= _SMALL or sum(self._counts()) == before:
                 break
         return self._closed(found, lower)
 
@@ -158,19 +171,49 @@ class _Search:
         """Charges as they are at a plan."""
         chosen = _chosen(builder, solution)
         at = {node: chosen[node.name] for node in self.bound.graph.nodes}
-        steps = builder.plan(solution.choice, solution.cost, solution.bound).steps
-        return Reference(self.bound, self.prices, self.offers, at, self.allowed, steps)
+        return Reference(self.uses, self.prices, at, self.allowed, builder.converting(solution.choice))
+
+    def _tightened(self, reference: Reference, found: Found, problems: Sequence[tuple[Builder, Problem]]) -> bool:
+        """Charge what is lost at the plan: where a value's conversions are charged less than they cost there."""
+        builder, solution = found
+        at = _chosen(builder, solution)
+        charged: dict[Value, int] = {}
+        for axis, (alone, _) in enumerate(problems):
+            choice = [combos.index((at[name][axis],)) for name, combos in zip(alone.names, alone.combos, strict=True)]
+            for value, cost in alone.converted(choice).items():
+                charged[value] = charged.get(value, 0) + cost
+        forms, whole = self.prices.forms, Builder(self.bound, self.prices, self.allowed, self.uses, most_costs=_COSTS)
+        known: dict[object, Tight | None] = {}
+        for value, cost in builder.converted(solution.choice).items():
+            if charged[value] >= cost or value in builder.pinned:
+                continue
+            if not whole.chosen:
+                whole.variables()
+            try:
+                form = whole.form(whole.nets[value])
+            except Undecided:
+                continue
+            made, asked = builder.state(value, solution.choice)
+            seen = [forms.kinds(value, (made[k], *(joint[k] for joint in asked))) for k in self.axes]
+            states = tuple((own, frozenset(wanted)) for own, *wanted in seen)
+            key = id(form), states, tuple(reference.order(value))
+            if key not in known:
+                known[key] = tightened(forms, form, states, reference.order(value))
+            one = known[key]
+            if one is not None:
+                reference.tight[value] = one
+        return bool(reference.tight)
 
     def _closed(self, found: Found, lower: int) -> Found:
         """Solve what is left jointly; where that is too much, the plan keeps its gap."""
-        if sum(count - 1 for count in self._counts()) <= _JOINT:
+        if self._left() <= _JOINT:
             self.say("solving jointly")
             try:
                 builder, solution = self._joint(limited=False)  # what is left was chosen by time
             except Undecided:
                 return found[0], dataclasses.replace(found[1], bound=(lower, 0, 0))
             if solution.bound == solution.cost or solution.cost < found[1].cost:
-                bound = max(solution.bound, (lower, 0, 0))
+                bound = (lower, 0, 0) if builder.narrowed else max(solution.bound, (lower, 0, 0))
                 return builder, dataclasses.replace(solution, bound=min(bound, solution.cost))
         return found[0], dataclasses.replace(found[1], bound=(lower, 0, 0))
 
@@ -190,14 +233,14 @@ class _Search:
     def _charged(self, axis: int, reference: Reference) -> tuple[Builder, Problem]:
         """The problem of one axis, at what it is charged."""
         allowed: Allowed = {name: [options[axis]] for name, options in self.allowed.items()}
-        charges = Charges(self.alone[axis], axis, reference)
-        builder = Builder(self.alone[axis], charges, allowed, self.offers)
+        alone = self.alone[axis]
+        builder = Builder(alone.bound, Charges(alone.bound, axis, reference), allowed, alone)
         return builder, builder.problem()
 
     # -- all axes -----------------------------------------------------------------------------------
 
     def _joint(self, *, limited: bool = True) -> Found:
-        builder = Builder(self.bound, self.prices, self.allowed, self.offers)
+        builder = Builder(self.bound, self.prices, self.allowed, self.uses)
         return builder, builder.solved(builder.problem(), limited=limited)
 
     def _within_limit(self, found: Found) -> Found:

@@ -80,6 +80,22 @@ class Keeping:
             places = tuple(place for place, value in enumerate(values) if value is use.kept.value)
             yield _Charge(use.storage, use.nbytes, places, use, self._payers[use.storage] is node)
 
+    def likeness(self, node: Node) -> object:
+        """Equal for ops that keep as much where they are cut alike."""
+        numbers: dict[int, int] = {}
+        return tuple(
+            (
+                charge.storage if charge.storage < 0 else numbers.setdefault(charge.storage, len(numbers)),
+                charge.nbytes,
+                charge.places,
+                charge.paid,
+                charge.use.kept.dims,
+                name,
+            )
+            for name in ("", *_others(node))
+            for charge in self._charges[node, name]
+        )
+
     def nbytes(self, node: Node, strategy: JointStrategy) -> int:
         """What the op itself pays for on one rank; of a storage that others keep too, if it is the first of them."""
         charges = self._charges[node, strategy.implementation]

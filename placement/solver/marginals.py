@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from placement.solver.problem import Problem
 
 _DENSE = 4096
+_EASY = 1 << 14  # entries of the largest table up to which no choice is spared
 
 
 class TooLarge(Exception):
@@ -34,15 +35,20 @@ class _Bucket(NamedTuple):
     children: list[tuple[int, Factor]]
 
 
-def regrets(problem: Problem, limit: int) -> tuple[int, list[Ints]]:
+def regrets(problem: Problem, limit: int, *, exact: bool = True) -> tuple[int, list[Ints]]:
     """The least total, and for each variable int64 [choices]: how much more the least total with each choice is.
 
-    Only the first component of costs counts, and the others must be 0. A choice that fits nowhere has FORBIDDEN or
-    more. Raises Conflict where nothing fits, TooLarge where a table would pass ``limit`` entries.
+    Where tables would be large, or ``exact`` is not asked for, a lower bound of that for choices that no best solution
+    needs, as another is as good everywhere. Only the first
+    component of costs counts, and the others must be 0. A choice that fits nowhere has FORBIDDEN or more. Raises
+    Conflict where nothing fits, TooLarge where a table would pass ``limit`` entries.
     """
-    model = Model(problem, _DENSE, prune=False)
-    plan = order_of(model)
-    if plan.largest > limit:
+    for compare, most in ((False, min(limit, _EASY)), (True, limit))[not exact :]:
+        model = Model(problem, _DENSE, compare=compare)
+        plan = order_of(model)
+        if plan.largest <= most:
+            break
+    else:
         raise TooLarge
     run = _Passes(model, plan.order)
     total = run.inward()
@@ -52,6 +58,9 @@ def regrets(problem: Problem, limit: int) -> tuple[int, list[Ints]]:
         whole = np.full(problem.variables[v].costs.shape[1], INFINITE, dtype=np.int64)
         whole[kept] = found.get(v, np.zeros(len(kept), dtype=np.int64))
         result.append(whole)
+    for v, choice, instead in reversed(model.dropped):
+        least = (int(result[v][other]) + less for other, less in instead)
+        result[v][choice] = min(INFINITE, max(least, default=INFINITE))
     return total, result
 
 

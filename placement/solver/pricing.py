@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
-from placement.graph.ir import Node, Value, evaluate, numel, substitute
+from placement.graph.ir import Node, Value, evaluate
 from placement.graph.signature import Signature
 from placement.rules import Collective, JointStrategy, Strategy, lookup
+from placement.solver.forms import Forms
 from placement.solver.keeping import Keeping
+from placement.solver.limbs import Ints
 from placement.solver.mesh import Axes, Edge
+from placement.solver.problem import Costs
 from placement.solver.steiner import Conversions, conversions
 from placement.types import Joint, Kind, P, R, Type
 
@@ -39,6 +42,38 @@ class Ways:
     least: Conversions
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Options:
+    """What variables of one form choose from. form: of what they choose from, by axis, and of what is left of it.
+
+    combos: options, each by its position on every axis. costs: int64 [3, options]. work: picoseconds of an op's own
+    work forward and backward, by option.
+    """
+
+    form: int
+    combos: tuple[tuple[int, ...], ...]
+    costs: Costs
+    work: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NetForm:
+    """A net as it is for all values alike: its numbers, and the conversions of the first such value.
+
+    produced, and one of asked for each consumer: by option, the place in made and the bit of the type asked for.
+    made: places in the types of ``ways``. narrowed: whether conversions may pass through fewer types than there are.
+    """
+
+    value: Value
+    ways: Ways
+    made: tuple[int, ...]
+    produced: Ints
+    asked: tuple[Ints, ...]
+    table: Costs
+    sets: Ints
+    narrowed: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Restriction:
     """How a value may be converted. hook: it is a parameter, or a view of one, and used as it is placed.
@@ -56,21 +91,20 @@ class Restriction:
 class Prices:
     """The prices of one bound program."""
 
-    def __init__(self, bound: Bound, keeping: Keeping | None = None) -> None:
+    def __init__(self, bound: Bound, forms: Forms | None = None) -> None:
         self.bound = bound
         self.mesh = bound.mesh
         self.machine = bound.mesh.machine((0,))
-        self.keeping = keeping or Keeping(bound, least=bound.limit is not None)
-        self._bytes: dict[Value, int] = {}
-        self._alike: dict[Node, object] = {}
+        self.forms = forms or Forms(bound, Keeping(bound, least=bound.limit is not None))
+        self.keeping = self.forms.keeping
+        self.options: dict[object, Options] = {}
+        self.nets: dict[object, NetForm] = {}
         self._work: dict[object, tuple[int, int]] = {}
         self._ways: dict[tuple[object, ...], tuple[Mapping[tuple[int, int], Edge], Conversions]] = {}
 
     def nbytes(self, value: Value) -> int:
         """The full value's bytes."""
-        if value not in self._bytes:
-            self._bytes[value] = numel(value.shape, self.bound.hints) * value.dtype.itemsize
-        return self._bytes[value]
+        return self.forms.nbytes(value)
 
     # -- conversions --------------------------------------------------------------------------------
 
@@ -103,6 +137,10 @@ class Prices:
         """What the prices of a value's conversions depend on beside its bytes and types."""
         return None
 
+    def table(self, value: Value, ways: Ways, made: tuple[int, ...], sets: Ints) -> Costs:  # noqa: ARG002
+        """What conversions from each type made to each set cost: int64 [3, made, sets]."""
+        return ways.least.table(made, sets)
+
     def price(self, value: Value, edge: Edge, source: Joint, restriction: Restriction) -> Cost:
         """The price of a conversion."""
         hook = restriction.hook
@@ -130,6 +168,10 @@ class Prices:
 
     # -- ops ----------------------------------------------------------------------------------------
 
+    def likeness_of_op(self, node: Node) -> object:  # noqa: ARG002 - what subclasses look at
+        """What the prices of an op's strategies depend on beside its form."""
+        return None
+
     def op(self, node: Node, strategy: JointStrategy) -> tuple[Cost, tuple[int, int]]:
         """The price of an op with the collectives inside it, and of its work alone forward and backward."""
         work = self.work(node, strategy)
@@ -150,7 +192,7 @@ class Prices:
 
     def work_of(self, node: Node, cuts: Sequence[tuple[int, ...]]) -> tuple[int, int]:
         """The work where each axis cuts operands and results in these dims; alike ops are asked about once."""
-        key = (self.likeness(node), *cuts)
+        key = (self.forms.likeness(node), *cuts)
         if key not in self._work:
             self._work[key] = self._work_of(node, cuts)
         return self._work[key]
@@ -174,20 +216,6 @@ class Prices:
             grads = sum(v.requires_grad for v in node.operands) if flops else 1
             backward = self.machine.compute(flops * grads, traffic, dtype)
         return forward, backward
-
-    def likeness(self, node: Node) -> object:
-        """Equal for ops that cost the same where they are cut in the same dims."""
-        if node not in self._alike:
-            hints = self.bound.hints
-            values = tuple(
-                (tuple(evaluate(size, hints) for size in v.shape), v.dtype, v.requires_grad)
-                for v in (*node.operands, *node.results)
-            )
-            given = substitute(
-                (node.args, tuple(node.kwargs.items())), lambda leaf: "" if isinstance(leaf, Value) else leaf
-            )
-            self._alike[node] = (node.op, values, repr(given))
-        return self._alike[node]
 
     def inside(self, strategy: JointStrategy) -> list[Sent]:
         """The launches inside an op."""

@@ -85,6 +85,7 @@ class Problem:
         for variable in self.variables:
             if variable.costs.shape[0] != COMPONENTS or variable.costs.shape[1] < 1:
                 raise ValueError(f"{variable.name}: costs have shape {variable.costs.shape}")
+        ranges: dict[int, tuple[int, int]] = {}  # of arrays, which many nets share
         for net in self.nets:
             _, rows, columns = net.table.shape
             bits = columns.bit_length() - 1 if net.sets is None else int(net.sets[-1]).bit_length()
@@ -92,7 +93,10 @@ class Problem:
                 raise ValueError(f"{net.name}: table has shape {net.table.shape}")
             sides = [(net.source, net.produced, rows), *((v, asked, bits) for v, asked in net.consumers)]
             for index, ids, most in sides:
-                if ids.shape != self.variables[index].costs.shape[1:] or ids.min() < 0 or ids.max() >= most:
+                if id(ids) not in ranges:
+                    ranges[id(ids)] = int(ids.min(initial=0)), int(ids.max(initial=-1))
+                low, high = ranges[id(ids)]
+                if ids.shape != self.variables[index].costs.shape[1:] or low < 0 or high >= most:
                     raise ValueError(f"{net.name}: types of {self.variables[index].name} do not fit")
 
 

@@ -54,13 +54,18 @@ class _Contrast(NamedTuple):
     dead: NDArray[np.bool_]
 
 
+Instead = tuple[tuple[int, int], ...]
+"""Choices that could stand in for one that is dropped, each with how much less it costs at least (limb 0)."""
+
+
 class Pruned:
     """The choices kept of each variable, ascending, and the masks that each net's consumers ask for.
 
-    Without ``drop`` only forbidden ones are left out.
+    dropped: variable, choice and its substitutes, in the order of dropping; a forbidden choice has none. Without
+    ``compare`` only those are left out that are forbidden, or that all nets see as they see a cheaper one.
     """
 
-    def __init__(self, problem: Problem, limbs: Limbs, store: Store, *, drop: bool = True) -> None:
+    def __init__(self, problem: Problem, limbs: Limbs, store: Store, *, compare: bool = True) -> None:
         self.problem = problem
         self.store = store
         self.asked = [asked_masks(net.consumers) for net in problem.nets]
@@ -68,7 +73,8 @@ class Pruned:
         self.tables = self._keys(limbs)
         self.kept: list[Ints] = []
         self.costs: list[tuple[int, Ints]] = []  # key and table of the kept choices' own costs
-        self._merge(limbs, drop=drop)
+        self.dropped: list[tuple[int, int, Instead]] = []
+        self._merge(limbs)
         self._near: list[list[int]] = [[] for _ in problem.variables]
         self._sets: list[dict[int, AskSet]] = []
         self._counts: list[Counter[AskSet]] = []
@@ -80,8 +86,8 @@ class Pruned:
             self._counts.append(Counter(sets.values()))
         self._sources: dict[int, tuple[AskSet, AskSet, tuple[AskSet, AskSet]]] = {}
         self._contrasts: dict[_Question, _Contrast | None] = {}
-        self._decided: dict[tuple[object, ...], Ints] = {}
-        if drop:
+        self._decided: dict[tuple[object, ...], tuple[Ints, tuple[tuple[int, Instead], ...]]] = {}
+        if compare:
             self._run()
 
     def _keys(self, limbs: Limbs) -> list[int]:
@@ -99,25 +105,26 @@ class Pruned:
             keys.append(key)
         return keys
 
-    def _merge(self, limbs: Limbs, *, drop: bool) -> None:
+    def _merge(self, limbs: Limbs) -> None:
         """Of choices that every net sees alike keep the cheapest; drop forbidden ones."""
         seen: list[list[Ints]] = [[] for _ in self.problem.variables]
         for net, masks in zip(self.problem.nets, self.asked, strict=True):
             seen[net.source].append(net.produced)
             for v, bits in masks.items():
                 seen[v].append(bits)
-        done: dict[tuple[bytes, ...], tuple[Ints, tuple[int, Ints]]] = {}
+        done: dict[tuple[bytes, ...], tuple[Ints, tuple[int, Ints], list[tuple[int, Instead]]]] = {}
         for v, variable in enumerate(self.problem.variables):
             name = tuple([part.tobytes() for part in (variable.costs, *seen[v])])
             if name not in done:
                 packed = limbs.pack(variable.costs)
-                kept = _distinct(packed, seen[v]) if drop else np.flatnonzero(packed[0] < INFINITE)
+                kept, gone = _distinct(packed, seen[v])
                 if not len(kept):
                     raise Conflict(v)
-                done[name] = (kept, self.store.key(packed[:, kept]))
-            kept, costs = done[name]
+                done[name] = (kept, self.store.key(packed[:, kept]), gone)
+            kept, costs, gone = done[name]
             self.kept.append(kept)
             self.costs.append(costs)
+            self.dropped += [(v, choice, instead) for choice, instead in gone]
 
     def _run(self) -> None:
         pending = [v for v, kept in enumerate(self.kept) if len(kept) > 1]
@@ -137,13 +144,15 @@ class Pruned:
         key, costs = self.costs[v]
         asks = [self._question(v, n) for n in self._near[v]]
         name = (key, *asks)
-        left = self._decided.get(name)
-        if left is None:
-            left = self._decided[name] = self._needed(costs, [self._contrast(ask) for ask in asks])
+        if name not in self._decided:
+            self._decided[name] = self._needed(costs, [self._contrast(ask) for ask in asks])
+        left, gone = self._decided[name]
         if len(left) == costs.shape[1]:
             return False
         if not len(left):
             raise Conflict(v)
+        own = self.kept[v].tolist()
+        self.dropped += [(v, own[a], tuple((own[b], less) for b, less in instead)) for a, instead in gone]
         self.kept[v] = self.kept[v][left]
         self.costs[v] = self.store.key(np.ascontiguousarray(costs[:, left]))
         for n in self._near[v]:
@@ -186,13 +195,14 @@ class Pruned:
         return self._contrasts[question]
 
     @staticmethod
-    def _needed(costs: Ints, contrasts: list[_Contrast | None]) -> Ints:
-        """Indices of the choices to keep. On a draw the lower index stays."""
+    def _needed(costs: Ints, contrasts: list[_Contrast | None]) -> tuple[Ints, tuple[tuple[int, Instead], ...]]:
+        """Indices of the choices to keep, and the others with their substitutes. On a draw the lower index stays."""
         known = [contrast for contrast in contrasts if contrast is not None]
         dead = np.zeros(costs.shape[1], dtype=bool)
         for contrast in known:
             dead |= contrast.dead
         alive = [a for a in range(costs.shape[1]) if not dead[a]]
+        gone: list[tuple[int, Instead]] = [(a, ()) for a in range(costs.shape[1]) if dead[a]]
         if len(known) == len(contrasts):
             more = costs[:, None, :] - costs[:, :, None]
             worse = np.zeros(more.shape[1:], dtype=bool)
@@ -205,9 +215,11 @@ class Pruned:
                 over = (limb > 0) | ((limb == 0) & over)
             fine = ~(over | worse)
             for a in alive[::-1]:
-                if any(fine[a, b] for b in alive if b != a):
+                instead = tuple((b, -int(more[0, a, b])) for b in alive if b != a and fine[a, b])
+                if instead:
                     alive.remove(a)
-        return np.array(alive, dtype=np.int64)
+                    gone.append((a, instead))
+        return np.array(alive, dtype=np.int64), tuple(gone)
 
 
 def asked_masks(consumers: Sequence[tuple[int, Ints]]) -> dict[int, Ints]:
@@ -224,14 +236,22 @@ def ask_set(bits: Ints) -> AskSet:
     return tuple(sorted(set(bits.tolist())))
 
 
-def _distinct(packed: Ints, seen: list[Ints]) -> Ints:
-    """Indices of the cheapest choice of each kind, ascending; none that is forbidden."""
+def _distinct(packed: Ints, seen: list[Ints]) -> tuple[Ints, list[tuple[int, Instead]]]:
+    """Indices of the cheapest choice of each kind, ascending, and the others; none that is forbidden is kept."""
     best: dict[tuple[int, ...], tuple[tuple[int, ...], int]] = {}
-    kinds = zip(*(part.tolist() for part in seen), strict=True) if seen else [()] * packed.shape[1]
+    kinds = list(zip(*(part.tolist() for part in seen), strict=True) if seen else [()] * packed.shape[1])
     for index, (kind, cost) in enumerate(zip(kinds, zip(*packed.tolist(), strict=True), strict=True)):
         if cost[0] < INFINITE and (kind not in best or (cost, index) < best[kind]):
             best[kind] = (cost, index)
-    return np.array(sorted(index for _, index in best.values()), dtype=np.int64)
+    kept = np.array(sorted(index for _, index in best.values()), dtype=np.int64)
+    gone: list[tuple[int, Instead]] = []
+    for index, kind in enumerate(kinds):
+        one = best.get(kind)
+        if packed[0, index] >= INFINITE or one is None:
+            gone.append((index, ()))
+        elif one[1] != index:
+            gone.append((index, ((one[1], int(packed[0, index]) - one[0][0]),)))
+    return kept, gone
 
 
 def _contrast(

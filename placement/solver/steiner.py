@@ -25,18 +25,21 @@ if TYPE_CHECKING:
     Price = tuple[int, int, int]
 
 _PARTS = COMPONENTS + 1
+_LARGE = 64  # types from which what was found is let go with the last value that uses it
 
 
 def conversions(count: int, prices: Mapping[tuple[int, int], Price], asked: Sequence[int]) -> Conversions:
     """The least conversions among ``count`` types, of which those in ``asked`` may be asked for.
 
     prices: what the direct conversion from one type to another costs (ps, bytes kept, launches), each
-    between 0 and LIMIT; pairs that are left out have none. The same numbers give the same object: thousands of
-    values share a few. Raises ValueError on a price out of range.
+    between 0 and LIMIT; pairs that are left out have none. The same few numbers give the same object: thousands of
+    values share them. Raises ValueError on a price out of range.
     """
     for entry in prices.values():
         if not all(0 <= part <= LIMIT for part in entry):
             raise ValueError(f"price {entry} is not between 0 and {LIMIT}")
+    if count > _LARGE:
+        return Conversions(count, dict(prices), tuple(asked))
     return _shared(count, tuple(sorted(prices.items())), tuple(asked))
 
 

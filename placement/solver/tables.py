@@ -38,7 +38,7 @@ class Factor:
 class Model:
     """A problem as factors over variables of at least two choices, the problem's own and auxiliary ones."""
 
-    def __init__(self, problem: Problem, dense: int, *, prune: bool = True) -> None:
+    def __init__(self, problem: Problem, dense: int, *, compare: bool = True) -> None:
         self.limbs = Limbs.of(problem)
         self.dense = dense
         self.store = Store()
@@ -46,8 +46,8 @@ class Model:
         self.total = [0] * len(self.limbs.groups)
         self._built: dict[tuple[object, ...], tuple[int, Ints]] = {}
         self._rising: dict[int, bool] = {}
-        pruned = Pruned(problem, self.limbs, self.store, drop=prune)
-        self.kept = pruned.kept
+        pruned = Pruned(problem, self.limbs, self.store, compare=compare)
+        self.kept, self.dropped = pruned.kept, pruned.dropped
         self.domains = [len(kept) for kept in self.kept]
         self.owner = list(range(len(self.domains)))  # auxiliary variables belong to their net's source
         for v, (key, table) in enumerate(pruned.costs):

@@ -73,22 +73,23 @@ class _Program:
 
 def least_time(builder: Builder, seconds: float = 600) -> Least:
     """The least time of what a builder may choose from. ``seconds``: what HiGHS may take. Raises TimeoutError."""
-    if not builder.names:
+    if not builder.chosen:
         builder.variables()
     program = _Program()
     chosen: list[list[int]] = []
-    for costs in builder.costs:
-        chosen.append(program.columns([cost[0] for cost in costs], integral=True))
+    for variable in builder.chosen:
+        chosen.append(program.columns(variable.options.costs[0].tolist(), integral=True))
         program.row([(column, 1) for column in chosen[-1]], 1, 1)
-    for spec in (*builder.nets.values(), *builder.pinned.values()):
-        _, _, ways = builder._ways(spec)
+    for spec in builder.specs():
+        produced, wanted = builder.ends(spec)
+        ways, _ = builder.ways(spec)
         places = {joint: place for place, joint in enumerate(ways.joints)}
-        made = [(places[joint], column) for joint, column in zip(spec.made, chosen[spec.source], strict=True)]
+        made = [(places[joint], column) for joint, column in zip(produced, chosen[spec.source], strict=True)]
         asked = {
             tuple((places[joint], column) for joint, column in zip(joints, chosen[v], strict=True))
-            for v, _, _, joints in spec.consumers
+            for (v, *_), joints in zip(spec.consumers, wanted, strict=True)
         }
-        restriction = builder._restriction(spec.value)
+        restriction = builder.uses.restriction(spec.value)
         prices = {
             pair: builder.prices.price(spec.value, edge, ways.joints[pair[0]], restriction)[0]
             for pair, edge in ways.edges.items()
@@ -104,12 +105,14 @@ def least_time(builder: Builder, seconds: float = 600) -> Least:
 
 def _time(builder: Builder, choice: Sequence[int]) -> int:
     """The exact time of a choice: HiGHS adds floats."""
-    total = sum(costs[i][0] for costs, i in zip(builder.costs, choice, strict=True))
-    for spec in (*builder.nets.values(), *builder.pinned.values()):
-        _, asked, ways = builder._ways(spec)
-        bits = {asked.index(joints[choice[v]]) for v, _, _, joints in spec.consumers}
-        source = ways.joints.index(spec.made[choice[spec.source]])
-        total += int(ways.least.table((source,), np.array([sum(1 << bit for bit in bits)]))[0, 0, 0])
+    total = sum(int(v.options.costs[0, i]) for v, i in zip(builder.chosen, choice, strict=True))
+    for spec in builder.specs():
+        produced, wanted = builder.ends(spec)
+        ways, _ = builder.ways(spec)
+        given = [joints[choice[v]] for (v, *_), joints in zip(spec.consumers, wanted, strict=True)]
+        mask = sum({1 << ways.least.asked.index(ways.joints.index(joint)) for joint in given})
+        source = ways.joints.index(produced[choice[spec.source]])
+        total += int(ways.least.table((source,), np.array([mask]))[0, 0, 0])
     return total
 
 

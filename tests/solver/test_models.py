@@ -27,9 +27,6 @@ def test_the_plan_takes_as_long_as_the_oracles(family: str, layers: int, axes: i
         assert problem.cost(least.choice)[0] == least.time
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="pruned options take the types along that conversions pass through"
-)
 def test_a_conversion_may_pass_through_types_that_nobody_is_left_to_ask_for() -> None:
     """The oracle's embedding is cut by dp, sent on the slow axis, and gathered by dp again."""
     of = slow_inside("gpt2")

@@ -1,0 +1,132 @@
+"""What is alike in a program: ops and values of one form have the same options, prices and conversions.
+
+Models repeat their layers, and so do their problems. The factors of a value are numbered in the order of its dims,
+those of an op in the order of its operands and results; what is equal in these numbers is equal but for the names of
+its factors. A form is such an equality class, and has a small integer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from placement.graph.factors import Factor
+from placement.graph.ir import Node, Value, evaluate, numel, substitute
+from placement.types import Type
+
+if TYPE_CHECKING:
+    from placement.rules import Context, Strategy
+    from placement.solver.bind import Bound
+    from placement.solver.keeping import Keeping
+
+Numbers = Mapping[Factor, int]
+
+
+class Forms:
+    """The forms of one program's ops and values, on whatever axes of its mesh."""
+
+    def __init__(self, bound: Bound, keeping: Keeping) -> None:
+        self.bound = bound
+        self.keeping = keeping
+        self._interned: dict[object, int] = {}
+        self._numbers: dict[Node | Value, Numbers] = {}
+        self._flat: dict[Value, tuple[Factor, ...]] = {}
+        self._alike: dict[Node, int] = {}
+        self._nodes: dict[Node, int] = {}
+        self._offered: dict[tuple[Node, Context], tuple[tuple[Strategy, ...], int]] = {}
+        self._bytes: dict[Value, int] = {}
+
+    def intern(self, key: object) -> int:
+        """A number for ``key``: equal for equal keys."""
+        return self._interned.setdefault(key, len(self._interned))
+
+    def nbytes(self, value: Value) -> int:
+        """The full value's bytes."""
+        if value not in self._bytes:
+            self._bytes[value] = numel(value.shape, self.bound.hints) * value.dtype.itemsize
+        return self._bytes[value]
+
+    # -- numbers --------------------------------------------------------------------------------
+
+    def factors(self, value: Value) -> tuple[Factor, ...]:
+        """The factors of a value, dim by dim."""
+        if value not in self._flat:
+            self._flat[value] = tuple(factor for dim in self.bound.dims.of(value) for factor in dim)
+        return self._flat[value]
+
+    def numbers(self, owner: Node | Value) -> Numbers:
+        """The number of each factor of an op or a value."""
+        if owner not in self._numbers:
+            values = (*owner.operands, *owner.results) if isinstance(owner, Node) else (owner,)
+            found: dict[Factor, int] = {}
+            for value in values:
+                for factor in self.factors(value):
+                    found.setdefault(factor, len(found))
+            self._numbers[owner] = found
+        return self._numbers[owner]
+
+    def seen(self, owner: Node | Value, value: Value) -> tuple[int, ...]:
+        """The owner's numbers of the value's factors."""
+        numbers = self.numbers(owner)
+        return tuple([numbers[factor] for factor in self.factors(value)])
+
+    def kinds(self, owner: Node | Value, kinds: Iterable[Type]) -> tuple[object, ...]:
+        """Types in the numbers of their owner."""
+        numbers = self.numbers(owner)
+        return tuple([(t.kind, t.stored, *[numbers[f] for f in t.over]) if t.over else t.kind for t in kinds])  # type: ignore[index]
+
+    # -- forms ----------------------------------------------------------------------------------
+
+    def of_value(self, value: Value) -> int:
+        """Equal for values of equal sizes in equal factors."""
+        dims = self.bound.dims.of(value)
+        return self.intern((self.nbytes(value), value.requires_grad, self._sizes(value), tuple(map(len, dims))))
+
+    def likeness(self, node: Node) -> int:
+        """Equal for ops that do the same on values of the same sizes."""
+        if node not in self._alike:
+            hints = self.bound.hints
+            values = tuple(
+                (tuple(evaluate(size, hints) for size in v.shape), v.dtype, v.requires_grad)
+                for v in (*node.operands, *node.results)
+            )
+            given = substitute(
+                (node.args, tuple(node.kwargs.items())), lambda leaf: "" if isinstance(leaf, Value) else leaf
+            )
+            self._alike[node] = self.intern((node.op, values, repr(given)))
+        return self._alike[node]
+
+    def of_node(self, node: Node) -> int:
+        """Equal for ops that do the same, whose factors meet alike, and that keep the same for the backward."""
+        if node not in self._nodes:
+            values = (*node.operands, *node.results)
+            met = tuple((self.seen(node, v), tuple(map(len, self.bound.dims.of(v)))) for v in values)
+            key = (self.likeness(node), met, self._sizes(node), self.keeping.likeness(node))
+            self._nodes[node] = self.intern(key)
+        return self._nodes[node]
+
+    def offered(
+        self, node: Node, context: Context, make: Callable[[], tuple[Strategy, ...]]
+    ) -> tuple[tuple[Strategy, ...], int]:
+        """What ``make`` gives, once, and its form: equal for ops of one form with the same strategies."""
+        key = node, context
+        if key not in self._offered:
+            found = make()
+            form = tuple(
+                [(*self.kinds(node, (*s.operands, *s.results)), s.implementation, s.collectives) for s in found]
+            )
+            self._offered[key] = found, self.intern(form)
+        return self._offered[key]
+
+    def _sizes(self, owner: Node | Value) -> tuple[int, ...]:
+        return tuple([evaluate(factor.size, self.bound.hints) for factor in self.numbers(owner)])
+
+
+def renamed(kind: Type, names: Mapping[Factor, Factor]) -> Type:
+    """The type with the factors of an alike value."""
+    return Type(kind.kind, tuple(names[f] for f in kind.over), stored=kind.stored) if kind.over else kind  # type: ignore[index]
+
+
+def matching(form: Sequence[Factor], own: Sequence[Factor]) -> dict[Factor, Factor]:
+    """The factors of an alike value by those of the first one of its form."""
+    return dict(zip(form, own, strict=True))
