@@ -1,253 +1,261 @@
-"""How long the exact solver takes on decoders: python bench/solver.py --layers 1,8,32,80.
+"""How long planning takes as models and meshes grow: Llama-70B's shape, 8 and 80 layers, on one, two and three axes.
 
-The problems are made here, with the algebra, the cost model and the conversion tables of the package but
-without a model: 68 variables a layer, the ops that torch.export gives for a Llama-style decoder and its
-parameters, 5 strategies each on average; rotary cos and sin and the mask are consumed by every layer.
-"placed": weights as for tensor parallelism. "free": nothing is said at all.
+    python bench/solver.py                         # the whole table: some minutes
+    python bench/solver.py --layers 8 --axes 1,2   # some of its rows
+    python bench/solver.py --json                  # one object a row, then the ratios
+
+Weights are on the meta device. Every row has a process of its own, so that its peak of memory is its own and nothing
+is known from the row before; imports and the making of the model are not timed. Before the first row of so many
+layers, in a process of its own too, ``torch.export`` takes the same model with the same example, the same dims dynamic
+and no option that it does not need: capture adds the reading to that, and saves the tracing of layers that are alike.
+Seconds are those of the clock; under "cpu" stand those of the processor, which are what to compare on a machine that
+does other things at the same time. Targets are printed beside what was found; nothing fails.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
+import logging
+import multiprocessing
+import resource
 import sys
-from dataclasses import dataclass, field
-from itertools import permutations
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter, process_time
+from typing import Any
 
-import numpy as np
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import torch
+import transformers
 
-from placement.solver.cost import DEVICES, LINKS, Machine
-from placement.solver.eliminate import solve
-from placement.solver.problem import Net, Problem, Variable
-from placement.solver.steiner import conversions
-from placement.types import I, Kind, P, R, S, Type, conversion
+from placement.api import read
+from placement.graph.capture import capture
+from placement.lang.spec import Spec
+from placement.solver.bind import bind
+from placement.solver.build import plan
 
-BATCH, SEQ, HIDDEN, HEADS, KV, HEAD, FFN, VOCAB = 1, 4096, 8192, 64, 8, 128, 28672, 128256
-SIZES = {"b": BATCH, "s": SEQ, "t": SEQ, "d": HIDDEN, "h": HEADS, "g": KV, "k": HEAD, "f": FFN, "v": VOCAB}
-SHARDED = "sdhgfvk"  # factors that an axis of 8 divides; batch is 1
+SIZES = {"batch": 8, "seq": 4096}
+MESHES = {
+    1: {"tp": (8, "nvlink")},
+    2: {"dp": (2, "ib"), "tp": (8, "nvlink")},
+    3: {"dp": (2, "ib"), "cp": (2, "ib"), "tp": (8, "nvlink")},
+}
+CUTS = {"dp": "Shard(batch) @ dp", "cp": "Shard(seq) @ cp", "tp": "Shard(vocab) @ tp"}
+PINS = """
+param model.embed_tokens.weight : [vocab, hidden], Shard(vocab) @ tp
+within model.layers.* {
+  param self_attn.{q,k,v}_proj.weight    : Shard(out) @ tp
+  param self_attn.o_proj.weight          : Shard(in) @ tp
+  param mlp.{gate,up}_proj.weight        : Shard(out) @ tp
+  param mlp.down_proj.weight             : Shard(in) @ tp
+  value {input,post_attention}_layernorm : Shard(seq) @ tp
+}
+value model.norm     : Shard(seq) @ tp
+param lm_head.weight : [vocab, hidden], Shard(vocab) @ tp
+"""
 
-
-@dataclass
-class Decoder:
-    """Builds a problem op by op. A value is a string of factors, one letter a dim."""
-
-    machine: Machine
-    variables: list[Variable] = field(default_factory=list)
-    values: list[tuple[str, str, list[Type], list[Type], list[tuple[int, list[Type]]]]] = field(default_factory=list)
-
-    def types(self, factors: str, *, gradient: bool = True) -> list[Type]:
-        """The types that a value of these factors may have."""
-        shards = [S(f) for f in factors if f in SHARDED]
-        return [I, R, P, *shards] if gradient else [R, *shards]
-
-    def leaf(self, name: str, factors: str, at: list[Type] | None = None, *, gradient: bool = True) -> int:
-        """An input or parameter: any of its types at no cost, or those in ``at``."""
-        kinds = at or [t for t in self.types(factors, gradient=gradient) if t.kind is not Kind.P]
-        return self._add(name, factors, [((), out, 0) for out in kinds], (), gradient=gradient)
-
-    def op(self, name: str, out: str, *args: int, contracted: str = "", blocked: str = "", linear: bool = False) -> int:
-        """An op whose strategies follow from the factors that its operands and result share."""
-        ins = [self.values[a][1] for a in args]
-        grads = [I in self.values[a][2] for a in args]
-        n = self.machine.n
-        work = 2 * np.prod([SIZES[f] for f in {*out, *contracted}], dtype=object) if contracted else 0
-        traffic = 6 * sum(int(np.prod([SIZES[f] for f in v], dtype=object)) for v in (out, *ins))
-        whole = self.machine.compute(int(work), traffic, "bfloat16")
-        cut = self.machine.compute(int(work) // n, traffic // n, "bfloat16")
-        found: list[tuple[tuple[Type, ...], Type, int]] = [
-            (tuple(I if g else R for g in grads), I, whole),
-            (tuple(R for _ in args), R, whole),
-        ]
-        for f in dict.fromkeys((*out, *contracted)):
-            if f in SHARDED and f not in blocked:
-                result = P if f in contracted else S(f)
-                found.append((tuple(S(f) if f in v else R for v in ins), result, cut))
-        if linear:
-            found += [
-                (tuple(P if i == j else R for i in range(len(ins))), P, whole) for j in range(len(ins)) if grads[j]
-            ]
-        if name.endswith("add"):
-            found.append((tuple(P for _ in args), P, whole))
-        return self._add(name, out, found, args)
-
-    def _add(
-        self,
-        name: str,
-        out: str,
-        found: list[tuple[tuple[Type, ...], Type, int]],
-        args: tuple[int, ...],
-        *,
-        gradient: bool = True,
-    ) -> int:
-        index = len(self.variables)
-        costs = np.zeros((3, len(found)), dtype=np.int64)
-        costs[0] = [cost for *_, cost in found]
-        costs[1] = [
-            int(np.prod([SIZES[f] for f in out])) // (1 if made.kind is not Kind.S else self.machine.n)
-            for _, made, _ in found
-        ]
-        self.variables.append(Variable(name, costs))
-        self.values.append((name, out, self.types(out, gradient=gradient), [made for _, made, _ in found], []))
-        for at, arg in enumerate(args):
-            self.values[arg][4].append((index, [wants[at] for wants, *_ in found]))
-        return index
-
-    def problem(self) -> Problem:
-        """What was built so far."""
-        nets = [
-            self._net(index, name, factors, types, made, consumers)
-            for index, (name, factors, types, made, consumers) in enumerate(self.values)
-            if consumers
-        ]
-        return Problem(tuple(self.variables), tuple(nets))
-
-    def _net(self, index: int, name: str, factors: str, types: list[Type], made: list[Type], consumers: list) -> Net:
-        nbytes = 2 * int(np.prod([SIZES[f] for f in factors]))
-
-        prices: dict[tuple[int, int], tuple[int, int, int]] = {}
-        for a, b in permutations(range(len(types)), 2):
-            row = conversion(types[a], types[b], gradient=I in types)
-            if row is not None:
-                both = (row.forward, row.backward)
-                prices[a, b] = (
-                    sum(self.machine.collective(action, nbytes) for action in both),
-                    0,
-                    sum(self.machine.launches(action) for action in both),
-                )
-        every = tuple(range(len(types)))
-        table = conversions(len(types), prices, every).table(every, np.arange(1 << len(types)))
-
-        def ids(wanted: list[Type]) -> np.ndarray:
-            return np.array([types.index(t) for t in wanted], dtype=np.int64)
-
-        return Net(name, index, ids(made), tuple((v, ids(wants)) for v, wants in consumers), table)
+BEYOND = {1: 2.0, 2: 10.0, 3: 30.0}  # the targets: seconds beyond capture, by the number of axes
+EXPORT, PEAK = 1.3, 2000.0  # capture over torch.export; MB of one process
 
 
-def decoder(layers: int, *, placed: bool, machine: Machine) -> Problem:
-    """A decoder with every layer's ops. placed: weights are placed as for tensor parallelism."""
-    d = Decoder(machine)
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Seconds of the clock and of the processor."""
 
-    def weight(name: str, factors: str, at: Type) -> int:
-        return d.leaf(name, factors, [at, *([R, I] if at is R else [])] if placed else None)
+    clock: float
+    cpu: float
 
-    def norm(x: int, at: str) -> int:
-        wide = d.op(f"{at}.to", "bsd", x)
-        square = d.op(f"{at}.pow", "bsd", wide)
-        mean = d.op(f"{at}.mean", "bs", square, contracted="d")
-        rsqrt = d.op(f"{at}.rsqrt", "bs", d.op(f"{at}.eps", "bs", mean))
-        scaled = d.op(f"{at}.to", "bsd", d.op(f"{at}.mul", "bsd", wide, rsqrt))
-        return d.op(f"{at}.scale", "bsd", weight(f"{at}.weight", "d", R), scaled)
 
-    def rotate(x: int, h: str, at: str) -> int:
-        halves = [d.op(f"{at}.slice", f"b{h}sk", x, blocked="k", linear=True) for _ in range(2)]
-        turned = d.op(
-            f"{at}.cat", f"b{h}sk", d.op(f"{at}.neg", f"b{h}sk", halves[1], linear=True), halves[0], blocked="k"
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one process measured. beyond: bind, solve and plan. peak: MB. cost: microseconds. gap: per cent."""
+
+    layers: int
+    axes: int
+    nodes: int
+    capture: Timed
+    export: Timed
+    bind: float
+    solve: float
+    plan: float
+    beyond: Timed
+    peak: float
+    cost: float
+    gap: float
+
+
+def llama70b(layers: int) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+    """The model, in bfloat16 without weights, and an example."""
+    config = transformers.LlamaConfig(
+        vocab_size=128256,
+        hidden_size=8192,
+        intermediate_size=28672,
+        num_hidden_layers=layers,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        head_dim=128,
+        tie_word_embeddings=False,
+        use_cache=False,
+    )
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(config).to(torch.bfloat16).train()
+        ids = torch.zeros(2, 64, dtype=torch.int64)
+    return model, {"input_ids": ids, "labels": ids.clone()}
+
+
+def text(axes: int) -> str:
+    """The spec: data divided on dp and cp, weights on tp, norms in blocks of the sequence on tp too."""
+    mesh = MESHES[axes]
+    lines = ["device h100", *(f"mesh {name} over {link}" for name, (_, link) in mesh.items())]
+    data = [CUTS[name] for name in mesh if name != "tp"]
+    lines.append(", ".join(["input input_ids, labels : [batch, seq]", *data]))
+    return "\n".join(lines) + PINS + "output logits : " + ", ".join(CUTS[name] for name in mesh) + "\n"
+
+
+def dims(spec: Spec) -> dict[str, tuple[str, ...]]:
+    """The names of the inputs' dims, which are dynamic."""
+    return {str(name): tuple(map(str, line.dims or ())) for line in spec.inputs for name in line.names}
+
+
+@contextmanager
+def timed(found: list[Timed]) -> Iterator[None]:
+    """Append what the block took."""
+    clock, cpu = time.perf_counter(), time.process_time()
+    yield
+    found.append(Timed(time.perf_counter() - clock, time.process_time() - cpu))
+
+
+def exported(layers: int) -> Timed:
+    """What ``torch.export`` alone takes."""
+    model, example = llama70b(layers)
+    auto = torch.export.Dim.AUTO
+    dynamic = {name: dict.fromkeys(range(len(names)), auto) for name, names in dims(read(text(1))).items()}
+    logging.disable(logging.WARNING)
+    found: list[Timed] = []
+    with warnings.catch_warnings(), timed(found):
+        warnings.simplefilter("ignore")
+        torch.export.export(model, (), example, dynamic_shapes=dynamic, strict=False)
+    return found[0]
+
+
+def planned(layers: int, axes: int, export: Timed) -> Row:
+    """One row of the table."""
+    model, example = llama70b(layers)
+    spec = read(text(axes))
+    found: list[Timed] = []
+    with timed(found):
+        graph = capture(model, example, dims(spec))
+    with timed(found):
+        bound = bind(graph, spec, {name: n for name, (n, _) in MESHES[axes].items()}, sizes=SIZES)
+    with timed(found):
+        made = plan(bound)
+    captured, bound_in, planned_in = found
+    cost, least = made.cost[0], made.lower_bound[0]
+    return Row(
+        layers=layers,
+        axes=axes,
+        nodes=len(graph.nodes),
+        capture=captured,
+        export=export,
+        bind=bound_in.clock,
+        solve=made.stages["solve"],
+        plan=made.stages["plan"],
+        beyond=Timed(bound_in.clock + planned_in.clock, bound_in.cpu + planned_in.cpu),
+        peak=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000,  # of KiB, so a little more than MB
+        cost=cost / 1e6,
+        gap=100 * (cost - least) / least,
+    )
+
+
+def alone(task: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of a function in a process of its own."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        return process.submit(task, *arguments).result()
+
+
+COLUMNS: Mapping[str, Callable[[Row], str]] = {
+    "axes": lambda row: str(row.axes),
+    "layers": lambda row: str(row.layers),
+    "nodes": lambda row: str(row.nodes),
+    "export s": lambda row: f"{row.export.clock:.1f}",
+    "cpu": lambda row: f"{row.export.cpu:.1f}",
+    "capture s": lambda row: f"{row.capture.clock:.1f}",
+    "cpu ": lambda row: f"{row.capture.cpu:.1f}",
+    "bind s": lambda row: f"{row.bind:.2f}",
+    "solve s": lambda row: f"{row.solve:.2f}",
+    "plan s": lambda row: f"{row.plan:.2f}",
+    "all three": lambda row: f"{row.beyond.clock:.2f}",
+    "cpu  ": lambda row: f"{row.beyond.cpu:.2f}",
+    "peak MB": lambda row: f"{row.peak:.0f}",
+    "cost us": lambda row: f"{row.cost:.0f}",
+    "gap %": lambda row: f"{row.gap:.2g}",
+}
+
+
+def line(cells: Sequence[str]) -> str:
+    """One line of the table."""
+    return " ".join(cell.strip().rjust(max(len(name), 6)) for name, cell in zip(COLUMNS, cells, strict=True))
+
+
+def ratios(rows: Sequence[Row]) -> dict[int, tuple[int, int, float, float]]:
+    """By the number of axes, the fewest and the most layers, and how much longer planning takes: clock, processor."""
+    found: dict[int, tuple[int, int, float, float]] = {}
+    for axes in dict.fromkeys(row.axes for row in rows):
+        own = sorted((row for row in rows if row.axes == axes), key=lambda row: row.layers)
+        few, many = own[0], own[-1]
+        if many.layers > few.layers:
+            clock, cpu = many.beyond.clock / few.beyond.clock, many.beyond.cpu / few.beyond.cpu
+            found[axes] = few.layers, many.layers, clock, cpu
+    return found
+
+
+def summary(rows: Sequence[Row]) -> Iterator[str]:
+    """The ratios, and the targets beside the most that was found."""
+    for axes, (few, many, clock, cpu) in ratios(rows).items():
+        yield f"ratio   {axes} axes, {many} layers over {few}: {clock:.1f} of the clock, {cpu:.1f} of the processor"
+    for axes in dict.fromkeys(row.axes for row in rows):
+        worst = max((row for row in rows if row.axes == axes), key=lambda row: row.beyond.cpu).beyond
+        yield (
+            f"target  {axes} axes, beyond capture: under {BEYOND[axes]:.0f} s; "
+            f"found {worst.clock:.1f} s of the clock, {worst.cpu:.1f} s of the processor"
         )
-        one = d.op(f"{at}.cos", f"b{h}sk", x, cos, linear=True)
-        return d.op(f"{at}.add", f"b{h}sk", one, d.op(f"{at}.sin", f"b{h}sk", turned, sin, linear=True))
-
-    ids = d.leaf("input_ids", "bs", [R], gradient=False)
-    positions = d.leaf("positions", "s", gradient=False)
-    cos = d.leaf("cos", "sk", gradient=False)
-    sin = d.leaf("sin", "sk", gradient=False)
-    mask = d.leaf("mask", "st", gradient=False)
-    del positions
-    x = d.op("embed", "bsd", ids, weight("embed.weight", "vd", S("v")))
-    for layer in range(layers):
-        at = f"{layer}"
-        y = norm(x, f"{at}.norm1")
-        heads = {}
-        for part, h in (("q", "h"), ("k", "g"), ("v", "g")):
-            made = d.op(
-                f"{at}.{part}", f"bs{h}k", y, weight(f"{at}.{part}.weight", f"{h}kd", S(h)), contracted="d", linear=True
-            )
-            viewed = d.op(f"{at}.{part}.view", f"bs{h}k", made, linear=True)
-            heads[part] = d.op(f"{at}.{part}.transpose", f"b{h}sk", viewed, linear=True)
-        q, k = rotate(heads["q"], "h", f"{at}.q"), rotate(heads["k"], "g", f"{at}.k")
-        wide = []
-        for part, z in (("k", k), ("v", heads["v"])):
-            z = d.op(f"{at}.{part}.unsqueeze", "bgsk", z, linear=True)
-            z = d.op(f"{at}.{part}.expand", "bgsk", z, linear=True)
-            wide.append(d.op(f"{at}.{part}.reshape", "bgsk", z, linear=True))
-        part_mask = d.op(f"{at}.mask.slice", "st", mask, blocked="t")
-        heads_q = d.op(f"{at}.q.group", "bgsk", q, linear=True)
-        a = d.op(f"{at}.sdpa", "bgsk", heads_q, *wide, part_mask, blocked="stk")
-        a = d.op(f"{at}.contiguous", "bsgk", d.op(f"{at}.transpose", "bsgk", a, linear=True), linear=True)
-        a = d.op(
-            f"{at}.o",
-            "bsd",
-            d.op(f"{at}.view", "bsgk", a, linear=True),
-            weight(f"{at}.o.weight", "dgk", S("g")),
-            contracted="gk",
-            linear=True,
-        )
-        x = d.op(f"{at}.attention.add", "bsd", x, a)
-        y = norm(x, f"{at}.norm2")
-        gate = d.op(
-            f"{at}.silu",
-            "bsf",
-            d.op(f"{at}.gate", "bsf", y, weight(f"{at}.gate.weight", "fd", S("f")), contracted="d", linear=True),
-        )
-        up = d.op(f"{at}.up", "bsf", y, weight(f"{at}.up.weight", "fd", S("f")), contracted="d", linear=True)
-        y = d.op(f"{at}.mul", "bsf", gate, up, linear=True)
-        y = d.op(f"{at}.down", "bsd", y, weight(f"{at}.down.weight", "df", S("f")), contracted="f", linear=True)
-        x = d.op(f"{at}.mlp.add", "bsd", x, y)
-    y = norm(x, "norm")
-    y = d.op("head", "bsv", y, weight("head.weight", "vd", S("v")), contracted="d", linear=True)
-    d.op("loss", "bs", y, ids, blocked="v")
-    return d.problem()
+    for axes, (few, many, _, cpu) in ratios(rows).items():
+        yield f"target  {axes} axes, growth from {few} to {many} layers: at most {many / few:.0f}; found {cpu:.1f}"
+    yield f"target  peak: under {PEAK:.0f} MB; found {max(row.peak for row in rows):.0f} MB"
+    slowest = max(row.capture.cpu / row.export.cpu for row in rows)
+    yield f"target  capture over torch.export: at most {EXPORT}; found {slowest:.2f} of the processor"
 
 
 def main() -> None:
-    """Print one row per size."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--layers", default="1,8,32,80")
-    options.add_argument("--limit", type=int, default=30_000_000)
-    layers = [int(part) for part in options.parse_args().layers.split(",")]
-    machine = Machine(DEVICES["h100"], LINKS["nvlink"], 8)
-    row = "{:>8} {:>7} {:>10} {:>8} {:>6} {:>14} {:>8} {:>8} {:>8}  {}"
-    print(
-        row.format(
-            "weights",
-            "layers",
-            "variables",
-            "choices",
-            "width",
-            "largest table",
-            "build s",
-            "solve s",
-            "cpu s",
-            "cost (ps, bytes, launches)",
-        )
-    )
-    for placed in (True, False):
-        for count in layers:
-            started = perf_counter()
-            problem = decoder(count, placed=placed, machine=machine)
-            built = perf_counter() - started
-            spent = process_time()
-            found = solve(problem, limit=options.parse_args().limit)
-            spent = process_time() - spent
-            choices = sum(v.costs.shape[1] for v in problem.variables)
-            proof = "" if found.cost == found.bound else f" bound {found.bound}"
-            print(
-                row.format(
-                    "placed" if placed else "free",
-                    count,
-                    len(problem.variables),
-                    choices,
-                    found.width,
-                    found.largest_table,
-                    f"{built:.2f}",
-                    f"{found.seconds:.2f}",
-                    f"{spent:.2f}",
-                    f"{found.cost}{proof}",
-                ),
-                flush=True,
-            )
+    """Print one row per number of axes and of layers, as they come."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--layers", default="8,80")
+    options.add_argument("--axes", default="1,2,3", help="how many: tp; dp and tp; dp, cp and tp")
+    options.add_argument("--json", action="store_true")
+    chosen = options.parse_args()
+    if not chosen.json:
+        print(line(list(COLUMNS)), flush=True)
+    rows: list[Row] = []
+    exports: dict[int, Timed] = {}  # the same on any number of axes
+    for axes in map(int, chosen.axes.split(",")):
+        for layers in map(int, chosen.layers.split(",")):
+            if layers not in exports:
+                exports[layers] = alone(exported, layers)
+            row: Row = alone(planned, layers, axes, exports[layers])
+            rows.append(row)
+            data = json.dumps(dataclasses.asdict(row))
+            print(data if chosen.json else line([cell(row) for cell in COLUMNS.values()]), flush=True)
+    if chosen.json:
+        print(json.dumps({"ratios": ratios(rows)}))
+    else:
+        print("", *summary(rows), sep="\n")
 
 
 if __name__ == "__main__":

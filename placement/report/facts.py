@@ -14,6 +14,7 @@ from placement.types import Action, Kind
 if TYPE_CHECKING:
     from placement.lang.diagnostics import Diagnostic
     from placement.solver.plan import Plan, Step
+from placement.solver.states import chosen
 
 Totals = Mapping[str, Mapping[str, Mapping[str, tuple[int, int]]]]
 """axis → phase → action → (launches, bytes)."""
@@ -106,7 +107,7 @@ class Group:
 class Facts:
     """A plan in words and numbers. Times and costs are picoseconds, sizes bytes, stages seconds.
 
-    groups: those of several axes that something is sent in, by name.
+    groups: those of several axes that something is sent in, by name. chosen: the parameters left to the solver.
     """
 
     files: tuple[str, ...]
@@ -118,6 +119,7 @@ class Facts:
     inside: tuple[Inside, ...]
     hooks: tuple[Hooked, ...]
     params: Mapping[str, Mapping[str, str]]
+    chosen: tuple[str, ...]
     values: Mapping[str, Mapping[str, str]]
     outputs: Mapping[str, Mapping[str, str]]
     totals: Totals
@@ -138,6 +140,7 @@ def facts(plan: Plan) -> Facts:
     names = Names(plan)
     files = files_of(plan)
     used = memory(plan)
+    left = chosen(plan.bound)
     return Facts(
         files=tuple(files.values()),
         mesh=dict(plan.mesh.sizes),
@@ -148,6 +151,7 @@ def facts(plan: Plan) -> Facts:
         inside=tuple(_inside(plan, names)),
         hooks=tuple(_hooks(plan, names, files)),
         params={p.name: names.placements(p.value, plan.produced[p.value]) for p in plan.graph.parameters},
+        chosen=tuple(p.name for p in plan.graph.parameters if p.value in left),
         values=_values(plan, names),
         outputs=_outputs(plan, names),
         totals=_totals(plan),

@@ -37,7 +37,9 @@ class _Page(Page):
     def text(self, *, verbose: bool) -> str:
         sections: list[Iterable[str]] = [self.header(), *map(self.block, self.blocks), self.hooks(), self.totals()]
         if verbose:
-            sections += [self.parameters()]
+            sections += [self.parameters("Parameters, as they are used", self.facts.params)]
+        elif self.facts.chosen:
+            sections += [self.parameters("Parameters that were left to the solver", self.facts.chosen)]
         sections += [self.costs(verbose=verbose), self.notes()]
         shown = ["\n".join(lines) for lines in map(list, sections) if lines]
         return "\n\n".join(shown) + "\n"
@@ -126,15 +128,16 @@ class _Page(Page):
                 if not actions:
                     yield f"  {label:<{max(column, 16)}}nothing"
 
-    def parameters(self) -> Iterator[str]:
-        yield self.paint("Parameters, as they are used", "bold")
+    def parameters(self, title: str, names: Iterable[str]) -> Iterator[str]:
+        yield self.paint(title, "bold")
         groups: dict[str, list[str]] = {}
-        for name, placed in self.facts.params.items():
+        for name in names:
+            placed = self.facts.params[name]
             key = told(placed) if len(placed) > 1 else ", ".join(f"{p} @ {axis}" for axis, p in placed.items())
             groups.setdefault(key, []).append(name)
-        for placed, names in groups.items():
-            for pattern in patterns(names, self.width - 20):
-                yield from self.sides(f"  {pattern}", placed)
+        for key, members in groups.items():
+            for pattern in patterns(members, self.width - 20):
+                yield from self.sides(f"  {pattern}", key)
 
     def costs(self, *, verbose: bool) -> Iterator[str]:
         found = self.facts

@@ -319,6 +319,8 @@ class _Binder:
         kinds, spans = self.pin(value, fine, f"parameter '{parameter.name}'", parameter)
         default = _unsharded(value)[:1]
         used = [default if k is None else k[:1] for k in kinds]
+        free = {i for i, item in fine.items() if isinstance(item.placement, Auto)}
+        used = [self.choices(parameter, i) if i in free else own for i, own in enumerate(used)]
         for index, item in stored.items():
             blocks = self.stored(parameter, item, used, index)
             if blocks is not None and self.mesh.axes[index].n > 1:
@@ -326,6 +328,29 @@ class _Binder:
         return Pin(
             tuple(used), tuple(span or (stored[i].span if i in stored else None) for i, span in enumerate(spans))
         )
+
+    def choices(self, parameter: Parameter, index: int) -> tuple[Type, ...]:
+        """What a parameter may be on an axis where it is left to the solver: every placement that a line could say.
+
+        Stored blocks save memory and nothing else: they are for a ``limit``.
+        """
+        value, context = parameter.value, self.contexts[index]
+        found = [*_unsharded(value)[:1]]
+        if parameter.is_buffer or context.n == 1:
+            return tuple(found)
+        runs = (leading(context, factors) for factors in self.dims.of(value) if _beyond_pieces(factors))
+        found += [S(*run) for run in runs if run is not None and self.dims.locate(value, run) is not None]
+        if self.spec.limits:
+            blocks = [Type(Kind.S, factors, stored=True) for factors in self.dims.of(value) if factors]
+            whole = Joint([R] * len(self.mesh.axes))
+            fitting = (
+                kind
+                for kind in blocks
+                if self.dims.locate(value, kind.over) is not None  # type: ignore[arg-type]
+                and self.mesh.fits(whole.replaced((index,), kind), context.hints)
+            )
+            found += list(fitting)[:1]
+        return tuple(found)
 
     def stored(self, parameter: Parameter, item: Placed, used: Sequence[tuple[Type, ...]], index: int) -> Type | None:
         """The blocks in which an axis keeps a parameter: of a whole dim, of what the other axes leave of it."""

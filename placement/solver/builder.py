@@ -81,6 +81,7 @@ class _NetSpec:
     form: NetForm | None = None
 
 
+_MOST_BITS = 62  # types that one value may be asked for: sets of them are bit masks in int64
 _MOST_SETS = 1 << 14  # of types that one value may be asked for at once
 MOST_TYPES = 400  # of one value that conversions may pass through
 MOST_COSTS = 1 << 20  # of the conversions of one value: of each set, and part of a set, from each type
@@ -172,10 +173,11 @@ class Builder:
         self.nets[value] = _NetSpec(value, 0, self._typed(value.name, self._kinds(value, pin), value, value), 0)
 
     def _typed(self, name: str, kinds: Sequence[tuple[Type, ...]], value: Value, owner: Output | Value) -> int:
-        """A variable whose options are types, which cost nothing by themselves."""
+        """A variable whose options are types. They take no time; parameters left to the solver hold memory."""
         forms = self.forms
         allowed = self._allowed(name)
-        key = (forms.of_value(value), tuple(forms.kinds(value, own) for own in kinds), allowed)
+        states = self.prices.states(value) if owner is value else 0
+        key = (forms.of_value(value), tuple(forms.kinds(value, own) for own in kinds), allowed, states)
         options = self.prices.options.get(key)
         if options is None:
             combos = tuple(
@@ -184,6 +186,8 @@ class Builder:
                 if self.bound.mesh.fits(Joint(k[i] for k, i in zip(kinds, combo, strict=True)), self.bound.hints)
             )
             costs = np.zeros((COMPONENTS, len(combos)), dtype=np.int64)
+            joints = [Joint(k[i] for k, i in zip(kinds, combo, strict=True)) for combo in combos]
+            costs[1] = [states // self.bound.mesh.parts(joint) for joint in joints]
             options = self.prices.options[key] = Options(forms.intern(key), combos, costs)
         return self._add(_Variable(name, owner, value, tuple(kinds), options))
 
@@ -318,6 +322,8 @@ class Builder:
         own = tuple(np.array([bits[joint] for joint in joints], dtype=np.int64) for joints in wanted)
         consumers = tuple((variable, bit) for (variable, *_), bit in zip(spec.consumers, own, strict=True))
         text = f"too many sets of types that '{spec.value.name}' may be asked for"
+        if len(asked) > _MOST_BITS:
+            raise Undecided(text)
         try:
             unions = union_masks(Counter(ask_set(masks) for masks in asked_masks(consumers).values()), _MOST_SETS)
         except TooManyMasks as error:
@@ -391,9 +397,10 @@ class Builder:
         causes = Causes(self.bound)
         steps = [causes.explain(step) for step in steps]
         compute = sum(map(sum, work.values()))
+        held = sum(self.prices.states(value) // self.bound.mesh.parts(joint) for value, joint in produced.items())
         found = tuple(steps), tuple(self._hooks(steps, causes))
         inside = {node: tuple(self.prices.inside(s)) for node, s in strategy_of.items() if s.leading}
-        return Plan(self.bound, strategy_of, produced, uses, *found, inside, cost, lower, compute, cost[1], work)
+        return Plan(self.bound, strategy_of, produced, uses, *found, inside, cost, lower, compute, cost[1] - held, work)
 
     def converting(self, choice: Sequence[int]) -> dict[Value, list[int]]:
         """The axes that convert each value one by one, in the order in which they do."""

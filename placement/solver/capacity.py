@@ -10,7 +10,7 @@ from placement.lang.diagnostics import Diagnostic
 from placement.lang.spec import UNITS, LimitLine
 from placement.solver.bind import Bound
 from placement.solver.limit import TooSmall, within
-from placement.solver.memory import Usage, memory, pinned_states, saved
+from placement.solver.memory import Usage, memory, pinned_states
 from placement.solver.plan import Plan
 from placement.solver.problem import Problem, Solution
 
@@ -34,19 +34,26 @@ def fitted(bound: Bound, line: LimitLine, problem: Problem, make: Callable[[Solu
     allowed = int(line.most.amount) - pinned_states(bound)
     try:
         first = found = within(problem, allowed)
+    except TooSmall as error:
+        raise TooLittle(_nothing_fits(make(error.least), line)) from error
+    try:
         for _ in range(_TIGHTER):
-            more = sum(item.nbytes for item in saved(make(found))) - allowed
+            more = memory(make(found)).rank.peak - int(line.most.amount)
             if more <= 0:
                 return found if found is first else replace(found, bound=(min(first.bound[0], found.cost[0]), 0, 0))
             found = within(problem, found.cost[1] - more)
     except TooSmall as error:
-        raise TooLittle(_nothing_fits(make(error.least), line)) from error
-    raise TooLittle(_nothing_fits(make(found), line))
+        raise TooLittle(_nothing_fits(make(error.least), line, proven=False)) from error
+    raise TooLittle(_nothing_fits(make(found), line, proven=False))
 
 
-def _nothing_fits(least: Plan, line: LimitLine) -> Diagnostic:
+def _nothing_fits(least: Plan, line: LimitLine, *, proven: bool = True) -> Diagnostic:
+    """What the plan that holds least takes; the sum that the solver knows may be less than a plan holds."""
     use = memory(least).rank
     text = f"no plan holds {line.most} or less on one rank: the least takes {shown(use.peak, line)}"
+    if not proven:
+        text = f"no plan of {line.most} or less on one rank was found; there may be one. The least found takes "
+        text += shown(use.peak, line)
     parts = [
         f"{shown(use.parameters, line)} of parameters",
         f"{shown(use.gradients, line)} of gradients",

@@ -185,6 +185,10 @@ class Charges(Prices):
         super().__init__(alone, reference.prices.forms)
         self.axis, self.reference = axis, reference
 
+    def states(self, value: Value) -> int:  # noqa: D102
+        del value
+        return 0  # bounds are of time
+
     def likeness_of_op(self, node: Node) -> object:  # noqa: D102
         offered = self.reference.options(node, self.axis)
         ways = {part.implementation for part in offered}

@@ -130,10 +130,10 @@ def _greedy(model: Model, *, fill: bool) -> Order:
     for v, others in near.items():
         others.discard(v)
     domains = model.domains
+    sizes = {v: domains[v] * prod([domains[u] for u in others]) for v, others in near.items()}
 
     def score(v: int) -> tuple[int, int]:
-        size = domains[v] * prod([domains[u] for u in near[v]])
-        return (sum(len(near[v] - near[u]) - 1 for u in near[v]), size) if fill else (size, 0)
+        return (sum(len(near[v] - near[u]) - 1 for u in near[v]), sizes[v]) if fill else (sizes[v], 0)
 
     current = {v: score(v) for v in near}
     heap = [(value, v) for v, value in current.items()]
@@ -147,9 +147,12 @@ def _greedy(model: Model, *, fill: bool) -> Order:
         del current[v]
         order.append(v)
         others = near.pop(v)
-        size = domains[v] * prod([domains[u] for u in others])
+        size = sizes[v]
         width, largest, work = max(width, len(others)), max(largest, size), work + size
         for u in others:
+            for new in others - near[u] - {u}:
+                sizes[u] *= domains[new]
+            sizes[u] //= domains[v]
             near[u] |= others
             near[u] -= {u, v}
         for u in others:

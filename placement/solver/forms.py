@@ -8,6 +8,7 @@ its factors. A form is such an equality class, and has a small integer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from placement.graph.factors import Factor
@@ -34,6 +35,7 @@ class Forms:
         self._alike: dict[Node, int] = {}
         self._nodes: dict[Node, int] = {}
         self._offered: dict[tuple[Node, Context], tuple[tuple[Strategy, ...], int]] = {}
+        self._first: dict[object, Node] = {}
         self._bytes: dict[Value, int] = {}
 
     def intern(self, key: object) -> int:
@@ -106,17 +108,39 @@ class Forms:
         return self._nodes[node]
 
     def offered(
-        self, node: Node, context: Context, make: Callable[[], tuple[Strategy, ...]]
+        self, node: Node, context: Context, asked: Callable[[], object], make: Callable[[], tuple[Strategy, ...]]
     ) -> tuple[tuple[Strategy, ...], int]:
-        """What ``make`` gives, once, and its form: equal for ops of one form with the same strategies."""
+        """What ``make`` gives, once, and its form: equal for ops of one form with the same strategies.
+
+        Of ops of one form for which ``asked`` is equal the first is made, and the others are as that one.
+        """
         key = node, context
         if key not in self._offered:
-            found = make()
-            form = tuple(
-                [(*self.kinds(node, (*s.operands, *s.results)), s.implementation, s.collectives) for s in found]
-            )
-            self._offered[key] = found, self.intern(form)
+            sizes = tuple([(factor.size, factor.piece) for factor in self.numbers(node)])
+            first = self._first.setdefault((self.of_node(node), context, sizes, asked()), node)
+            if first is node:
+                found = make()
+                form = tuple(
+                    [(*self.kinds(node, (*s.operands, *s.results)), s.implementation, s.collectives) for s in found]
+                )
+                self._offered[key] = found, self.intern(form)
+            else:
+                known, number = self._offered[first, context]
+                self._offered[key] = self._as_own(known, first, node), number
         return self._offered[key]
+
+    def _as_own(self, offered: tuple[Strategy, ...], first: Node, node: Node) -> tuple[Strategy, ...]:
+        """The strategies of the first op of a form with the factors of another."""
+        names = matching(tuple(self.numbers(first)), tuple(self.numbers(node)))
+        types: dict[Type, Type] = {}
+
+        def own(kinds: tuple[Type, ...]) -> tuple[Type, ...]:
+            for kind in kinds:
+                if kind not in types:
+                    types[kind] = renamed(kind, names)
+            return tuple([types[kind] for kind in kinds])
+
+        return tuple([replace(s, operands=own(s.operands), results=own(s.results)) for s in offered])
 
     def _sizes(self, owner: Node | Value) -> tuple[int, ...]:
         return tuple([evaluate(factor.size, self.bound.hints) for factor in self.numbers(owner)])

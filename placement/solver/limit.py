@@ -24,7 +24,7 @@ from placement.solver.limbs import Ints
 from placement.solver.problem import FORBIDDEN, Net, Problem, Solution, Variable
 
 _ROUNDS = 24  # prices tried for one problem
-_WORK = 12_000  # variables solved for in branches, all together
+_WORK = 6_000  # variables solved for, all together, after which no more branches are opened
 _BITS = 52  # sums of priced costs stay below, so that none is taken for forbidden
 
 
@@ -69,19 +69,19 @@ class _Search:
         self.best: tuple[int, ...] | None = None
         self.cost: tuple[int, int, int] | None = None
         self.bound = 0
+        self.effort = _WORK
         self.worst = _worst(problem)
 
     def run(self, free: Solution) -> None:
         """Bracket the whole problem, then branch while a gap is left and effort remains."""
         whole = self.bracket(self.problem, free)
         open_parts: list[tuple[int, int, Problem, _Bracket]] = [(whole.bound, 0, self.problem, whole)]
-        effort, count = _WORK, 0
+        count = 0
         while open_parts:
             self.bound = open_parts[0][0]
             if self.cost is not None and self.bound >= self.cost[0]:
                 break
-            effort -= 3 * len(self.problem.variables)
-            if effort < 0:
+            if self.effort < 0:
                 return
             _, _, part, bracket = heapq.heappop(open_parts)
             for child in _branches(part, bracket):
@@ -113,6 +113,7 @@ class _Search:
             price = Fraction(fits.cost[0] - over.cost[0], over.cost[1] - fits.cost[1])
             weights = _weights(price, self.worst)
             found, value = _priced(part, weights)
+            self.effort -= len(part.variables)
             bound = max(bound, -(-(value - weights[1] * self.most) // weights[0]))
             line = weights[0] * fits.cost[0] + weights[1] * fits.cost[1]
             if weights[0] * found.cost[0] + weights[1] * found.cost[1] >= line or found.cost == over.cost:

@@ -12,10 +12,9 @@ from placement.graph.ir import Node, Value, numel
 from placement.rules import JointStrategy
 from placement.solver.bind import Bound
 from placement.solver.plan import Plan, Step, Version
+from placement.solver.states import ADAM_STATES, chosen, states
 from placement.solver.storages import Layout, OneDevice, Saved, Walk, block_strides
 from placement.types import Action, Joint, R
-
-ADAM_STATES = 2  # tensors of a parameter's size and dtype that AdamW keeps: the two moments
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,12 +59,11 @@ def memory(plan: Plan) -> Memory:
 
 
 def pinned_states(bound: Bound) -> int:
-    """Bytes of parameters, gradients and optimizer on one rank, of the largest placement where there is a choice."""
-    whole = {
-        value: Joint(max(kinds or (R,), key=lambda kind: not kind.over) for kinds in pin.kinds)
-        for value, pin in bound.parameters.items()
-    }
-    return _usage(bound, whole, ()).states
+    """Bytes of parameters, gradients and optimizer on one rank, of what the spec places."""
+    left = chosen(bound)
+    placed = {value: Joint((kinds or (R,))[0] for kinds in pin.kinds) for value, pin in bound.parameters.items()}
+    owned = [p.value for p in bound.graph.parameters if not p.is_buffer and p.value not in left]
+    return sum(states(bound, value) // bound.mesh.parts(placed[value]) for value in owned)
 
 
 def _usage(bound: Bound, kinds: Mapping[Value, Joint], kept_storages: tuple[Saved, ...]) -> Usage:

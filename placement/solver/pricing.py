@@ -15,6 +15,7 @@ from placement.solver.keeping import Keeping
 from placement.solver.limbs import Ints
 from placement.solver.mesh import Axes, Edge
 from placement.solver.problem import Costs
+from placement.solver.states import chosen, states
 from placement.solver.steiner import Conversions, conversions
 from placement.types import Joint, Kind, P, R, Type
 
@@ -78,14 +79,16 @@ class NetForm:
 class Restriction:
     """How a value may be converted. hook: it is a parameter, or a view of one, and used as it is placed.
 
-    sealed: by axis, whether its blocks may not be gathered. stored: by axis, whether it is kept in blocks. again: how
-    often it is gathered in the backward if it is gathered in the forward.
+    sealed: by axis, whether its blocks may not be gathered. stored: by axis, whether it may be kept in blocks. again:
+    how often it is gathered in the backward if it is gathered in the forward. chosen: it may also be kept whole, which
+    the solver decides.
     """
 
     hook: bool
     sealed: tuple[bool, ...]
     stored: tuple[bool, ...]
     again: int = 0
+    chosen: bool = False
 
 
 class Prices:
@@ -99,6 +102,7 @@ class Prices:
         self.keeping = self.forms.keeping
         self.options: dict[object, Options] = {}
         self.nets: dict[object, NetForm] = {}
+        self._chosen = chosen(bound)
         self._work: dict[object, tuple[int, int]] = {}
         self._ways: dict[tuple[object, ...], tuple[Mapping[tuple[int, int], Edge], Conversions]] = {}
 
@@ -136,6 +140,10 @@ class Prices:
     def likeness_of(self, value: Value) -> object:  # noqa: ARG002 - what subclasses look at
         """What the prices of a value's conversions depend on beside its bytes and types."""
         return None
+
+    def states(self, value: Value) -> int:
+        """What a parameter that is left to the solver holds between steps, in bytes of the whole; 0 for others."""
+        return states(self.bound, value) if value in self._chosen else 0
 
     def table(self, value: Value, ways: Ways, made: tuple[int, ...], sets: Ints) -> Costs:  # noqa: ARG002
         """What conversions from each type made to each set cost: int64 [3, made, sets]."""
@@ -245,8 +253,9 @@ class Prices:
             return kinds[0] is not Kind.S or not any(restriction.sealed[axis] for axis in edge.axes)
         if kinds == (Kind.I, Kind.R):
             # A hook comes first: one reduction over all the axes that need it. Stored blocks need none: R does it.
-            stored = any(restriction.stored[axis] for axis in edge.axes)
+            stored = any(restriction.stored[axis] for axis in edge.axes) and not restriction.chosen
             return not stored and R not in source and P not in source
-        # A parameter is used as it is placed.
-        gathered = all(source[axis].stored for axis in edge.axes) and kinds[1] is not Kind.P
+        # A parameter is used as it is placed. Where it may be whole too, blocks are not gathered to what a hook sums.
+        gathered = all(source[axis].stored for axis in edge.axes)
+        gathered = gathered and (kinds[1] is Kind.R if restriction.chosen else kinds[1] is not Kind.P)
         return Kind.S not in kinds or gathered

@@ -29,11 +29,10 @@ def _placements(spec: Spec) -> Iterator[tuple[Placed, str, str]]:
         if isinstance(placed.placement, Shard) and placed.placement.order != "contiguous":
             order, plain = placed.placement.order, Shard(placed.placement.dim)
             yield placed, f"the {order} order is not supported yet", f"{plain!r} gives the same result"
-    for kind, given in (("an input", spec.inputs), ("a parameter", spec.params)):
-        for placed in (placed for line in given for placed in line.placed):
-            if isinstance(placed.placement, Auto) and not placed.stored:
-                message = f"{kind} left to the solver is not supported yet"
-                yield placed, message, "place it Replicate or Shard(dim)"
+    for placed in (placed for line in spec.inputs for placed in line.placed):
+        if isinstance(placed.placement, Auto):
+            message = "an input left to the solver is not supported yet"
+            yield placed, message, "place it Replicate or Shard(dim)"
 
 
 def _statements(spec: Spec) -> Iterator[tuple[Span, str, str]]:

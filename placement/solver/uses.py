@@ -33,7 +33,24 @@ class Uses:
     def offered(self, node: Node, axis: int) -> tuple[tuple[Strategy, ...], int]:
         """The strategies of an op on one axis that the placements leave, and their form."""
         context = self.bound.contexts[axis]
-        return self.forms.offered(node, context, lambda: tuple(self._offered(node, axis)))
+        return self.forms.offered(
+            node, context, lambda: self._asked(node, axis), lambda: tuple(self._offered(node, axis))
+        )
+
+    def _asked(self, node: Node, axis: int) -> object:
+        """What ``_offered`` looks at, beside the op's form and its factors' sizes; in the numbers of its factors."""
+        dims, kinds, numbers = self.bound.dims, self.forms.kinds, self.forms.numbers(node)
+        fixed = [self.fixed.get(value) for value in node.operands]
+        pins = [self.bound.values.get(value) for value in node.results]
+        placed = [pin and pin.kinds[axis] for pin in pins]
+        return (
+            tuple((letter, tuple(map(numbers.get, run))) for letter, run in dims.letters.get(node, {}).items()),
+            repr(dims.signature(node)),
+            node in dims.opaque,
+            tuple(own and frozenset(kinds(node, own[axis])) for own in fixed),
+            tuple(own and kinds(node, own) for own in placed),
+            tuple(number for factor, number in numbers.items() if factor in self._divided[axis]),
+        )
 
     def _offered(self, node: Node, axis: int) -> list[Strategy]:
         found = [s for s in strategies(node, self.bound.contexts[axis]) if self._accepts(node, s, axis)]
@@ -45,9 +62,11 @@ class Uses:
         """How a value may be converted."""
         if value not in self._restrictions:
             sealed = tuple(value in sealed for sealed in self._sealed)
-            stored = self._stored(value)
+            kinds = pin.kinds if (pin := self.bound.parameters.get(value)) else ((),) * len(self.axes)
+            stored = tuple(any(t.stored for t in own or ()) for own in kinds)
+            chosen = any(stored) and any(len(own or ()) > 1 for own in kinds)
             again = self._keepers[value] if any(stored) else 0
-            self._restrictions[value] = Restriction(value in self.fixed, sealed, stored, again)
+            self._restrictions[value] = Restriction(value in self.fixed, sealed, stored, again, chosen)
         return self._restrictions[value]
 
     # -- strategies -----------------------------------------------------------------------------
@@ -106,8 +125,11 @@ class Uses:
         result: dict[Value, tuple[frozenset[Type], ...]] = {}
         for value, pin in self.bound.parameters.items():
             whole = frozenset({I, R, P} if value.requires_grad else {R, P})
-            sharded = [frozenset(t for t in kinds or () if t.over and not t.stored) for kinds in pin.kinds]
-            result[value] = tuple(kinds or whole for kinds in sharded)
+            result[value] = tuple(
+                frozenset(t for t in kinds or () if t.over and not t.stored)
+                | (whole if any(t.stored or not t.over for t in kinds or ()) else frozenset())
+                for kinds in pin.kinds
+            )
         for node in self.bound.graph.nodes:
             if len(node.operands) == 1 and node.operands[0] in result and len(node.results) == 1 and not node.kwargs:
                 found = lookup(node)
@@ -152,11 +174,6 @@ class Uses:
 
     def _used(self, value: Value, axis: int) -> frozenset[Type]:
         return self.fixed[value][axis] if value in self.fixed else frozenset()
-
-    def _stored(self, value: Value) -> tuple[bool, ...]:
-        """By axis, whether a parameter is kept in blocks of its own."""
-        pin = self.bound.parameters.get(value)
-        return tuple(any(t.stored for t in kinds or ()) for kinds in pin.kinds) if pin else (False,) * len(self.axes)
 
     @cached_property
     def _keepers(self) -> Counter[Value]:

@@ -11,7 +11,6 @@ from placement.solver.unsupported import refuse
 HEAD = "mesh tp = 4\ninput x : [batch, seq]\n"
 
 CASES = [
-    ("param a : auto @ tp", "PLC206", "a parameter left to the solver is not supported yet", "auto @ tp"),
     ("input y : auto", "PLC206", "an input left to the solver is not supported yet", "auto"),
     ("value a : Shard(seq, zigzag)", "PLC206", "the zigzag order is not supported yet", "Shard(seq, zigzag)"),
     ("strategy a : ring @ tp", "PLC303", "choosing the implementation 'ring' is not supported yet", "ring"),
@@ -34,7 +33,7 @@ def test_what_is_missing_is_named(line, code, message, covered):
 
 
 def test_what_is_supported_is_not_refused():
-    text = "mesh dp\nparam a : Shard(0) @ tp, stored Shard(0) @ dp\nvalue b : auto @ tp\n"
+    text = "mesh dp\nparam a : Shard(0) @ tp, stored Shard(0) @ dp\nparam c : auto\nvalue b : auto @ tp\n"
     text += "output o : auto @ tp, Partial @ tp\ndevice h100\n"
     assert refused(HEAD + text + "limit memory 60 GB\nexpect a : all_gather <= 2") == ()
 

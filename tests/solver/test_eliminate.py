@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.solver import decoder
+from bench.decoder import decoder
 from placement.solver import eliminate, prune
 from placement.solver.cost import DEVICES, LINKS, Machine
 from placement.solver.eliminate import Infeasible, solve
