@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 # Set before torch is imported: each worker of pytest-xdist, and each process a test starts, would otherwise
@@ -13,6 +13,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import hypothesis
 import pytest
+
+from tests.gloo import GlooPool, warm_context
 
 # Deadlines measure the machine, not the code. In CI the same examples run every time.
 hypothesis.settings.register_profile("local", deadline=None)
@@ -25,6 +27,23 @@ def _seeded() -> None:
     """Every test starts from the same random state, whatever ran before it."""
     if torch := sys.modules.get("torch"):  # tests of the language need none
         torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def gloo() -> Iterator[Callable[[int], GlooPool]]:
+    """``gloo(n)``: a pool of n processes, started when first asked for and shared by all tests of this process."""
+    pools: dict[int, GlooPool] = {}
+    yield lambda n: pools.setdefault(n, GlooPool(n, timeout=300))
+    for pool in pools.values():
+        pool.close()
+
+
+@pytest.fixture
+def warm_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes of ``verify`` are forks of one that has torch, as those of ``gloo`` are; else each imports it."""
+    from placement.verify import processes
+
+    monkeypatch.setattr(processes.mp, "get_context", lambda _: warm_context())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,4 +1,4 @@
-"""Processes that talk over gloo, kept alive between tests: the first collective of new ones takes seconds.
+"""Processes that talk over gloo, forked where torch is imported already, and kept alive between tests.
 
     pool = GlooPool(2)
     pool.run(function, *args)     # [function(*args) on rank 0, on rank 1]
@@ -9,7 +9,9 @@ Functions are pickled by name, so they stand at the top level of an importable m
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
+import functools
 import multiprocessing
 import os
 import pickle
@@ -17,16 +19,34 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
 
 # After one rank has failed, how long the others have to report the same before they are ended.
 _GRACE = 3.0
 
 
+@functools.cache
+def warm_context() -> ForkServerContext:
+    """Starts processes as forks of one that has imported ``tests.warm``: importing torch anew takes seconds each."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.warm"])
+    with contextlib.chdir(ROOT):  # where the server looks for the module
+        forkserver.ensure_running()
+    return context
+
+
 class RankFailure(Exception):
     """An exception in a rank, with its traceback as text."""
+
+
+class RankEnded(RuntimeError):
+    """A rank's process ended before it answered."""
 
 
 class GlooPool:
@@ -38,12 +58,6 @@ class GlooPool:
         self._processes: list[multiprocessing.process.BaseProcess] = []
         self._pipes: list[Connection] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Call ``function(*args)`` on every rank; returns what each returned.
@@ -59,7 +73,7 @@ class GlooPool:
             pipe.send_bytes(job)
         answers = self._collect()
         failed = {rank: answer for rank, answer in answers.items() if not answer[0]}
-        if len(answers) < self.n:
+        if len(answers) < self.n or any(isinstance(error, RankEnded) for _, error, _ in answers.values()):
             self.close()
         if failed:
             rank, (_, error, text) = min(failed.items())
@@ -85,7 +99,7 @@ class GlooPool:
     def _start(self) -> None:
         self._folder = tempfile.TemporaryDirectory()
         store = str(Path(self._folder.name) / "store")
-        context = multiprocessing.get_context("spawn")
+        context = warm_context()
         for rank in range(self.n):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs, rank, self.n, store, self.timeout), daemon=True)
@@ -108,16 +122,10 @@ class GlooPool:
                 try:
                     answers[rank] = pickle.loads(pipe.recv_bytes())  # pyright: ignore[reportAttributeAccessIssue]
                 except EOFError:
-                    answers[rank] = (False, RuntimeError("the process ended"), "")
+                    answers[rank] = (False, RankEnded("the process ended"), "")
                 if not answers[rank][0]:
                     deadline = min(deadline, time.monotonic() + _GRACE)
         return answers
-
-
-def run_ranks(function: Callable[..., Any], n: int, *args: Any) -> list[Any]:
-    """``GlooPool(n).run(function, *args)`` in processes of its own."""
-    with GlooPool(n) as pool:
-        return pool.run(function, *args)
 
 
 def _serve(pipe: Connection, rank: int, n: int, store: str, timeout: float) -> None:

@@ -418,6 +418,7 @@ def test_verify_past_the_tolerance_is_1(run) -> None:
 
 
 @pytest.mark.gloo
+@pytest.mark.usefixtures("warm_ranks")
 def test_verify_of_a_file_on_processes(run, own) -> None:
     code, out, err = run(
         "verify", "own.plc", "--model", "own_model.py:build", "--mesh", "tp=2", "--backend", "gloo", "--seq", "4"

@@ -241,11 +241,8 @@ class Charges(Prices):
         return charged
 
     def _possible(self, value: Value, conversion: Conversion, group: Axes) -> bool:
-        """Whether all axes of a group may have the value in the type that is converted."""
-        if conversion.source is Kind.S:
-            return all(Kind.S in self.reference.kinds[value][k] for k in group)
-        only_cut = (self.reference.kinds[value][k] == {Kind.S} for k in group)
-        return not any(only_cut) or conversion.source is not Kind.I
+        """Whether all axes of a group may have the value in the type that is converted, be it on the way only."""
+        return conversion.source is not Kind.S or all(Kind.S in self.reference.kinds[value][k] for k in group)
 
     def op(self, node: Node, strategy: JointStrategy) -> tuple[Cost, tuple[int, int]]:
         """The share of the work, and the launches inside at the least size and the least share they may have."""

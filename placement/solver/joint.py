@@ -59,6 +59,24 @@ def optimum(bound: Bound, say: Callable[[str], None] | None = None) -> Found:
     return _Search(bound, say or (lambda _: None)).optimum()
 
 
+def one_by_one(bound: Bound, order: Sequence[int]) -> Found:
+    """The plan of one axis after the other, the first as if there were no other: a peer to compare with.
+
+    Raises Infeasible, Undecided.
+    """
+    search = _Search(bound, lambda _: None)
+    chosen: dict[str, list[int | None]] = {name: [None] * len(search.axes) for name in search.allowed}
+    first, *rest = order
+    alone = search.alone[first]
+    builder = Builder(alone.bound, uses=alone)
+    for name, (option,) in _chosen(builder, solve(builder.problem())).items():
+        chosen[name][first] = option
+    found = search.conditional(rest[0], chosen)
+    for axis in rest[1:]:
+        found = search.conditional(axis, {**chosen, **_chosen(*found)})
+    return found
+
+
 class _Search:
     def __init__(self, bound: Bound, say: Callable[[str], None]) -> None:
         self.bound, self.say = bound, say
@@ -112,7 +130,7 @@ class _Search:
             axis = self.axes[-1 - count % len(self.axes)]
             self.say(f"solving axis {self.bound.mesh.axes[axis].name}, round {count // len(self.axes) + 1}")
             try:
-                found = self._conditional(axis, chosen)
+                found = self.conditional(axis, chosen)
             except (Infeasible, PlacementError):
                 if best is None and count + 1 < len(self.axes):
                     continue  # another axis may get out of the other one's way
@@ -127,7 +145,8 @@ class _Search:
         assert best is not None
         return best
 
-    def _conditional(self, axis: int, chosen: Chosen, *, limited: bool = False) -> Found:
+    def conditional(self, axis: int, chosen: Chosen, *, limited: bool = False) -> Found:
+        """The best for one axis with the others as chosen; what nothing is chosen for is free."""
         allowed: Allowed = {
             name: [options[k] if k == axis or (one := chosen[name][k]) is None else (one,) for k in self.axes]
             for name, options in self.allowed.items()
@@ -259,7 +278,7 @@ class _Search:
         for axis in [*reversed(self.axes)] * 2:
             self.say(f"fitting axis {self.bound.mesh.axes[axis].name} to the limit of memory")
             try:
-                other = self._conditional(axis, chosen, limited=True)
+                other = self.conditional(axis, chosen, limited=True)
             except (TooLittle, Infeasible, Undecided):
                 continue
             if best is None or other[1].cost < best[1].cost:

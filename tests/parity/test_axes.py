@@ -41,7 +41,9 @@ def named(case: tuple[str, str, dict[str, int], bool]) -> str:
 @pytest.mark.parametrize("case", CASES, ids=map(named, CASES))
 def test_simulated(case: tuple[str, str, dict[str, int], bool]) -> None:
     family, mode, sizes, embeds = case
-    assert axes.measured(rt.simulate(**sizes), family, mode, sizes, embeds=embeds).problems() == []
+    layers = 2 if case is CASES[0] else 1  # what joins two layers is alike in all
+    found = axes.measured(rt.simulate(**sizes), family, mode, sizes, embeds=embeds, layers=layers)
+    assert found.problems() == []
 
 
 @pytest.mark.gloo
@@ -64,6 +66,7 @@ DROPOUT = {"resid_pdrop": 0.2, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
     ],
     ids=["dp-tp", "tp-dp", "gloo"],
 )
+@pytest.mark.usefixtures("warm_ranks")
 def test_dropout_draws_what_one_device_draws(sizes: dict[str, int], backend: str) -> None:
     """Masks of the batch's and the sequence's blocks on two axes, of residuals, embeddings and probabilities."""
     text = axes.spec("gpt2", "sp", sizes).replace("Shard(seq) @ tp", "Shard(seq) @ tp, Shard(batch) @ dp")
