@@ -12,6 +12,7 @@ import placement
 from placement import PlacementError, api
 from placement import runtime as rt
 from placement.report.facts import facts
+from placement.solver import limit
 from placement.solver.memory import memory
 from placement.solver.plan import Plan
 from placement.types import I
@@ -52,6 +53,7 @@ def test_no_placement_that_a_line_could_say_is_better() -> None:
     assert plan(ONE, {"tp": 2}).cost[0] <= left[0]
 
 
+@mock.patch.object(limit, "_WORK", 300)  # of a plan so small no proof is asked
 def test_memory_makes_it_store_blocks() -> None:
     model, given = models.build("qwen3", num_hidden_layers=1), models.inputs(4, 64)
     free = api.plan(model, {"dp": 2}, DATA, example=given)
