@@ -11,12 +11,10 @@ import sys
 from pathlib import Path
 from time import process_time
 
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import placement
+from bench.solver import llama70b
 from placement.report.text import explain_text
 
 SPEC = """
@@ -26,22 +24,6 @@ input input_ids, labels : [batch, seq]{data}
 param ** : auto
 output logits : auto
 """
-
-
-def model(layers: int) -> LlamaForCausalLM:
-    """The shape of Llama 70B without its numbers."""
-    config = LlamaConfig(
-        vocab_size=128256,
-        hidden_size=8192,
-        intermediate_size=28672,
-        num_hidden_layers=layers,
-        num_attention_heads=64,
-        num_key_value_heads=8,
-        head_dim=128,
-        use_cache=False,
-    )
-    with torch.device("meta"):
-        return LlamaForCausalLM(config).to(torch.bfloat16)
 
 
 def main() -> None:
@@ -54,13 +36,13 @@ def main() -> None:
     text = SPEC.format(axis=asked.axis, data=", Shard(batch)" if asked.axis == "dp" else "")
     if asked.limit:
         text += f"limit memory {asked.limit.replace('GB', ' GB')}\n"
-    ids = torch.zeros(2 if asked.axis == "tp" else 8, 64, dtype=torch.int64, device="meta")
-    example = {"input_ids": ids, "labels": ids.clone()}
+    model, given = llama70b(asked.layers)
+    example = {name: ids.repeat(4, 1) for name, ids in given.items()}  # eight sequences, one a rank where they are cut
     sizes = {"batch": 1 if asked.axis == "tp" else 8, "seq": 4096}
     started = process_time()
     print(text.strip(), "\n")
     try:
-        plan = placement.plan(model(asked.layers), None, text, example=example, sizes=sizes)
+        plan = placement.plan(model, None, text, example=example, sizes=sizes)
     except placement.PlacementError as error:
         sys.exit(str(error))
     print(explain_text(plan))

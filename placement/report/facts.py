@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from placement.graph.ir import Node, Output, Value
 from placement.report.names import Names, common, operation, shared, visible
 from placement.solver.memory import Memory, memory
+from placement.solver.states import chosen
 from placement.types import Action, Kind
 
 if TYPE_CHECKING:
     from placement.lang.diagnostics import Diagnostic
     from placement.solver.plan import Plan, Step
-from placement.solver.states import chosen
 
 Totals = Mapping[str, Mapping[str, Mapping[str, tuple[int, int]]]]
 """axis → phase → action → (launches, bytes)."""

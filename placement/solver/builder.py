@@ -55,9 +55,7 @@ class _Variable:
     def joints(self, place: int) -> tuple[Joint, ...]:
         """The type that each option gives there."""
         types = self.types(place)
-        return tuple(
-            Joint(own[i] for own, i in zip(types, combo, strict=True)) for combo in self.options.combos
-        )  # fmt: skip
+        return tuple(_joint(types, combo) for combo in self.options.combos)
 
 
 def _at(option: Strategy | Type, place: int) -> Type:
@@ -67,17 +65,22 @@ def _at(option: Strategy | Type, place: int) -> Type:
     return option.operands[place] if place < count else option.results[place - count]
 
 
+def _joint(kinds: Sequence[Sequence[Type]], combo: Sequence[int]) -> Joint:
+    return Joint(own[i] for own, i in zip(kinds, combo, strict=True))
+
+
 @dataclass(slots=True)
 class _NetSpec:
-    """A net while it grows: who makes the value, at which stage, and who asks for it where."""
+    """A net while it grows: who makes the value, at which stage, and who asks for it where.
+
+    consumers: variable, user, the value's position among the user's operands, its place in what the variable offers.
+    """
 
     value: Value
     stage: int
     source: int
     place: int
-    consumers: list[tuple[int, Node | Output, int, int]] = field(
-        default_factory=list
-    )  # variable, user, position, place
+    consumers: list[tuple[int, Node | Output, int, int]] = field(default_factory=list)
     form: NetForm | None = None
 
 
@@ -180,15 +183,11 @@ class Builder:
         key = (forms.of_value(value), tuple(forms.kinds(value, own) for own in kinds), allowed, states)
         options = self.prices.options.get(key)
         if options is None:
-            combos = tuple(
-                combo
-                for combo in _combos(map(len, kinds), allowed)
-                if self.bound.mesh.fits(Joint(k[i] for k, i in zip(kinds, combo, strict=True)), self.bound.hints)
-            )
-            costs = np.zeros((COMPONENTS, len(combos)), dtype=np.int64)
-            joints = [Joint(k[i] for k, i in zip(kinds, combo, strict=True)) for combo in combos]
-            costs[1] = [states // self.bound.mesh.parts(joint) for joint in joints]
-            options = self.prices.options[key] = Options(forms.intern(key), combos, costs)
+            every = ((combo, _joint(kinds, combo)) for combo in _combos(map(len, kinds), allowed))
+            found = {combo: joint for combo, joint in every if self.bound.mesh.fits(joint, self.bound.hints)}
+            costs = np.zeros((COMPONENTS, len(found)), dtype=np.int64)
+            costs[1] = [states // self.bound.mesh.parts(joint) for joint in found.values()]
+            options = self.prices.options[key] = Options(forms.intern(key), tuple(found), costs)
         return self._add(_Variable(name, owner, value, tuple(kinds), options))
 
     def _add(self, variable: _Variable) -> int:

@@ -32,6 +32,7 @@ class Forms:
         self._interned: dict[object, int] = {}
         self._numbers: dict[Node | Value, Numbers] = {}
         self._flat: dict[Value, tuple[Factor, ...]] = {}
+        self._values: dict[Value, int] = {}
         self._alike: dict[Node, int] = {}
         self._nodes: dict[Node, int] = {}
         self._offered: dict[tuple[Node, Context], tuple[tuple[Strategy, ...], int]] = {}
@@ -81,8 +82,11 @@ class Forms:
 
     def of_value(self, value: Value) -> int:
         """Equal for values of equal sizes in equal factors."""
-        dims = self.bound.dims.of(value)
-        return self.intern((self.nbytes(value), value.requires_grad, self._sizes(value), tuple(map(len, dims))))
+        if value not in self._values:
+            dims = self.bound.dims.of(value)
+            key = (self.nbytes(value), value.requires_grad, self._sizes(value), tuple(map(len, dims)))
+            self._values[value] = self.intern(key)
+        return self._values[value]
 
     def likeness(self, node: Node) -> int:
         """Equal for ops that do the same on values of the same sizes."""

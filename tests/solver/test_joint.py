@@ -28,7 +28,7 @@ from placement.lang.diagnostics import PlacementError
 from placement.solver import joint
 from placement.solver.bind import Bound, bind
 from placement.solver.builder import Builder
-from placement.solver.eliminate import Infeasible, solve
+from placement.solver.eliminate import Infeasible, Undecided, solve
 from placement.solver.problem import FORBIDDEN, Problem
 
 SEEDS = 500
@@ -144,6 +144,13 @@ def test_the_search_finds_the_joint_optimum(part: int) -> None:
             proven += found
     assert met > SEEDS / 10 * 0.6
     assert proven == met
+
+
+def test_more_types_than_a_mask_has_bits_are_not_miscounted(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = next(of for of in map(bound, range(10)) if of is not None)
+    monkeypatch.setattr("placement.solver.builder._MOST_BITS", 1)
+    with pytest.raises(Undecided, match=r"too many sets of types that '.*' may be asked for"):
+        Builder(made).problem()
 
 
 _PRINT = """

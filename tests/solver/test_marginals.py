@@ -54,6 +54,21 @@ def test_regrets_are_those_of_every_choice(seed: int) -> None:
             assert extra == known - total if known is not None else extra >= FORBIDDEN
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_where_choices_are_spared_regrets_are_never_too_large(seed: int) -> None:
+    rng = random.Random(seed)
+    problem = in_time_only(random_problem(rng, rng.randint(1, 6), rng.randint(1, 6)))
+    total, least = enumerated(problem)
+    if total is None:
+        return
+    found, more = regrets(problem, 10**7, exact=False)
+    assert found == total
+    for v, costs in enumerate(more):
+        assert costs.min() == 0
+        for index, extra in enumerate(costs.tolist()):
+            assert (v, index) not in least or 0 <= extra <= least[v, index] - total
+
+
 def test_a_table_past_the_limit_is_not_made() -> None:
     with pytest.raises(TooLarge):
         regrets(in_time_only(repeated_problem(random.Random(0), 12, 20)), 8)
