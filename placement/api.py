@@ -31,6 +31,7 @@ from placement.solver.build import plan as solve
 from placement.solver.inputs import check_inputs
 from placement.solver.plan import Plan
 from placement.types import Shard
+from placement.undisturbed import undisturbed
 
 Mesh = DeviceMesh | SimulatedMesh | Mapping[str, int] | None
 Example = Mapping[str, Any] | Sequence[Any]
@@ -45,6 +46,7 @@ def read(spec: Spec | str | Path) -> Spec:
     return parser.load(str(spec))
 
 
+@undisturbed()
 def plan(
     model: torch.nn.Module,
     mesh: Mesh,

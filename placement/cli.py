@@ -6,6 +6,7 @@ Nothing heavy is imported until a command needs it: ``--help``, ``fmt`` and ``ch
 from __future__ import annotations
 
 import errno
+import gc
 import importlib
 import os
 import sys
@@ -32,7 +33,9 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)  # what is asked for cannot be written
 
 def main() -> None:
     """Run the command line and exit: 0 fine, 1 spec or model at fault, 2 usage, 3 our own bug."""
-    sys.exit(run())
+    code = run()
+    gc.freeze()  # the end of Python looks at every object for cycles: a second, after a model
+    sys.exit(code)
 
 
 def run(args: list[str] | None = None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
 import pickle
@@ -11,6 +12,7 @@ import sys
 import pytest
 
 import placement
+from placement.undisturbed import undisturbed
 
 TEXT = """
 import placement
@@ -65,3 +67,17 @@ def test_the_face_keeps_signatures_and_errors_travel():
     again = pickle.loads(pickle.dumps(caught.value))
     assert type(again) is placement.PlacementError
     assert (again.diagnostics, str(again)) == (caught.value.diagnostics, str(caught.value))
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_collector_of_cycles_is_left_as_it_was(enabled: bool) -> None:
+    within = undisturbed()(gc.isenabled)
+    was = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        assert not within()
+        with pytest.raises(TypeError):
+            undisturbed()(len)(None)
+        assert gc.isenabled() is enabled
+    finally:
+        (gc.enable if was else gc.disable)()

@@ -14,6 +14,7 @@ from placement.commands.options import Target
 from placement.lang.diagnostics import Diagnostic, PlacementError, near
 from placement.lang.render import printable
 from placement.terminal import Status, show
+from placement.undisturbed import undisturbed
 
 if TYPE_CHECKING:
     from placement.lang.spec import Spec
@@ -117,6 +118,7 @@ def _last_line(error: BaseException) -> str | None:
     return place
 
 
+@undisturbed()
 def make_plan(spec: Spec, target: Target, status: Status) -> tuple[Plan, Built]:
     """The plan for the target, and the model that it is for. Raises PlacementError."""
     built = load_model(spec, target.needed(), target.sizes)

@@ -120,7 +120,7 @@ class Reference:
         dims = [self.dims(node, axis) for axis in self.axes]
         here = tuple(own[i] for own, i in zip(dims, self.at[node], strict=True))
         classes = [sorted({own[i] for i in self.left(node, axis)}) for axis, own in enumerate(dims)]
-        key = (self.prices.forms.likeness(node), here, *map(tuple, classes), *dims)
+        key = (self.prices.forms.alike.of(node), here, *map(tuple, classes), *dims)
         if key not in self._known:
             self._known[key] = self._tangent(node, dims, here, classes)
         return self._known[key]

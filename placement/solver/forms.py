@@ -8,15 +8,16 @@ its factors. A form is such an equality class, and has a small integer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from math import prod
 from typing import TYPE_CHECKING
 
 from placement.graph.factors import Factor
-from placement.graph.ir import Node, Value, evaluate, numel, substitute
+from placement.graph.ir import Node, Value
+from placement.rules import Strategy
 from placement.types import Type
 
 if TYPE_CHECKING:
-    from placement.rules import Context, Strategy
+    from placement.rules import Context
     from placement.solver.bind import Bound
     from placement.solver.keeping import Keeping
 
@@ -29,24 +30,20 @@ class Forms:
     def __init__(self, bound: Bound, keeping: Keeping) -> None:
         self.bound = bound
         self.keeping = keeping
-        self._interned: dict[object, int] = {}
+        self.alike = keeping.alike
+        self.intern = self.alike.intern
         self._numbers: dict[Node | Value, Numbers] = {}
         self._flat: dict[Value, tuple[Factor, ...]] = {}
         self._values: dict[Value, int] = {}
-        self._alike: dict[Node, int] = {}
         self._nodes: dict[Node, int] = {}
         self._offered: dict[tuple[Node, Context], tuple[tuple[Strategy, ...], int]] = {}
         self._first: dict[object, Node] = {}
         self._bytes: dict[Value, int] = {}
 
-    def intern(self, key: object) -> int:
-        """A number for ``key``: equal for equal keys."""
-        return self._interned.setdefault(key, len(self._interned))
-
     def nbytes(self, value: Value) -> int:
         """The full value's bytes."""
         if value not in self._bytes:
-            self._bytes[value] = numel(value.shape, self.bound.hints) * value.dtype.itemsize
+            self._bytes[value] = prod(self.alike.shape(value)) * value.dtype.itemsize
         return self._bytes[value]
 
     # -- numbers --------------------------------------------------------------------------------
@@ -88,26 +85,12 @@ class Forms:
             self._values[value] = self.intern(key)
         return self._values[value]
 
-    def likeness(self, node: Node) -> int:
-        """Equal for ops that do the same on values of the same sizes."""
-        if node not in self._alike:
-            hints = self.bound.hints
-            values = tuple(
-                (tuple(evaluate(size, hints) for size in v.shape), v.dtype, v.requires_grad)
-                for v in (*node.operands, *node.results)
-            )
-            given = substitute(
-                (node.args, tuple(node.kwargs.items())), lambda leaf: "" if isinstance(leaf, Value) else leaf
-            )
-            self._alike[node] = self.intern((node.op, values, repr(given)))
-        return self._alike[node]
-
     def of_node(self, node: Node) -> int:
         """Equal for ops that do the same, whose factors meet alike, and that keep the same for the backward."""
         if node not in self._nodes:
             values = (*node.operands, *node.results)
             met = tuple((self.seen(node, v), tuple(map(len, self.bound.dims.of(v)))) for v in values)
-            key = (self.likeness(node), met, self._sizes(node), self.keeping.likeness(node))
+            key = (self.alike.of(node), met, self._sizes(node), self.keeping.likeness(node))
             self._nodes[node] = self.intern(key)
         return self._nodes[node]
 
@@ -144,10 +127,12 @@ class Forms:
                     types[kind] = renamed(kind, names)
             return tuple([types[kind] for kind in kinds])
 
-        return tuple([replace(s, operands=own(s.operands), results=own(s.results)) for s in offered])
+        return tuple(
+            [Strategy(own(s.operands), own(s.results), s.implementation, s.collectives, s.code) for s in offered]
+        )
 
     def _sizes(self, owner: Node | Value) -> tuple[int, ...]:
-        return tuple([evaluate(factor.size, self.bound.hints) for factor in self.numbers(owner)])
+        return tuple([self.alike.size(factor.size) for factor in self.numbers(owner)])
 
 
 def renamed(kind: Type, names: Mapping[Factor, Factor]) -> Type:

@@ -15,6 +15,7 @@ from placement.graph.ir import Node
 from placement.rules import lookup
 from placement.rules.saved import kept
 from placement.rules.strategies import JointStrategy
+from placement.solver.alike import Alike
 from placement.solver.bind import Bound
 from placement.solver.storages import OneDevice, Use, thin_views
 from placement.types import I, Joint, R
@@ -54,7 +55,8 @@ class Keeping:
         self.dims = bound.dims
         pins = (*bound.inputs.values(), *bound.parameters.values(), *bound.values.values())
         cut: Any = None if least else frozenset(kind.over for pin in pins for kind in pin.types if kind.over)
-        self.one = OneDevice(bound, thin_views(bound, cut))
+        self.alike = Alike(bound)
+        self.one = OneDevice(bound, thin_views(bound, cut, self.alike), self.alike)
         self._charges: dict[tuple[Node, str], tuple[_Charge, ...]] = {}
         uses = {(node, ""): found for node, found in self.one.uses.items()}
         uses |= {(node, name): self._otherwise(node, name) for node in bound.graph.nodes for name in _others(node)}

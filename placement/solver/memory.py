@@ -122,7 +122,7 @@ class _OneRank(Walk):
         kind = step.target.type
         if action is Action.SPLIT:
             dim, before = mesh.place(self.bound.dims, step.value, kind, step.axes)
-            strides = block_strides(layout, dim, self._number(before), n)
+            strides = block_strides(layout, dim, self.alike.size(before), n)
             if strides is not None:
                 return Layout(layout.storage, self.shape(step.value, kind), strides)
         made = self.fresh(step.value, kind)

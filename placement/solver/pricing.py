@@ -200,7 +200,7 @@ class Prices:
 
     def work_of(self, node: Node, cuts: Sequence[tuple[int, ...]]) -> tuple[int, int]:
         """The work where each axis cuts operands and results in these dims; alike ops are asked about once."""
-        key = (self.forms.likeness(node), *cuts)
+        key = (self.forms.alike.of(node), *cuts)
         if key not in self._work:
             self._work[key] = self._work_of(node, cuts)
         return self._work[key]

@@ -16,10 +16,11 @@ import torch
 
 from placement.graph._torch import schema_arguments, schema_name, storage_of
 from placement.graph.factors import Factors
-from placement.graph.ir import Node, Size, Value, evaluate, leaves, substitute
+from placement.graph.ir import Node, Value, leaves, substitute
 from placement.rules import JointStrategy, lookup
 from placement.rules.core import arguments
 from placement.rules.saved import LAYOUTS, Kept, kept
+from placement.solver.alike import Alike
 from placement.solver.bind import Bound
 from placement.types import Joint, R, Type
 
@@ -81,12 +82,12 @@ class _Heap:
 class Walk:
     """Goes through a program in order; subclasses say in which types its values are."""
 
-    def __init__(self, bound: Bound) -> None:
+    def __init__(self, bound: Bound, alike: Alike | None = None) -> None:
         self.bound, self.graph = bound, bound.graph
+        self.alike = alike or Alike(bound)
         self.heap = _Heap()
         self.uses: dict[Node, tuple[Use, ...]] = {}
-        self._known: dict[Any, tuple[Made, ...]] = {}
-        self._numbers: dict[Size, int] = {}
+        self._known: dict[object, tuple[Made, ...]] = {}
 
     # -- what subclasses say --------------------------------------------------------------------
 
@@ -104,8 +105,7 @@ class Walk:
 
     def shape(self, value: Value, joint: Joint) -> tuple[int, ...]:
         """The shape of a value of this type on one rank."""
-        whole = tuple(size if isinstance(size, int) else self._number(size) for size in value.shape)
-        return self.bound.mesh.shape(self.bound.dims, value, joint, whole)  # type: ignore[return-value]
+        return self.bound.mesh.shape(self.bound.dims, value, joint, self.alike.shape(value))  # type: ignore[return-value]
 
     # -- the walk -------------------------------------------------------------------------------
 
@@ -171,16 +171,11 @@ class Walk:
 
     def _by_torch(self, node: Node, operands: list[Layout], shapes: list[tuple[int, ...]]) -> tuple[Made, ...]:
         """How torch lays the results out: the op itself on tensors without data."""
-        args, kwargs = self._local_arguments(node, shapes)
-        key = (node.op, args, tuple(kwargs.items()), *((layout.shape, layout.strides) for layout in operands))
-        key = (*key, *(v.dtype for v in node.operands))
-        try:
-            known = self._known.get(key)
-        except TypeError:  # an argument that cannot be a key
-            return _run(node, operands, args, kwargs, shapes)
-        if known is None:
-            known = self._known[key] = _run(node, operands, args, kwargs, shapes)
-        return known
+        lying = tuple([(layout.shape, layout.strides) for layout in operands])
+        key = self.alike.of(node), lying, tuple(shapes)
+        if key not in self._known:
+            self._known[key] = _run(node, operands, *self._local_arguments(node, shapes), shapes)
+        return self._known[key]
 
     def _local_arguments(self, node: Node, shapes: Sequence[tuple[int, ...]]) -> tuple[Any, dict[str, Any]]:
         """The op's arguments with sizes as one rank has them; a placeholder stands for each operand."""
@@ -188,7 +183,7 @@ class Walk:
         def local(leaf: Any) -> Any:
             if isinstance(leaf, Value):
                 return _OPERAND
-            return leaf if isinstance(leaf, bool | float | str) or not _is_size(leaf) else self._number(leaf)
+            return leaf if isinstance(leaf, bool | float | str) or not _is_size(leaf) else self.alike.size(leaf)
 
         args, kwargs = substitute(node.args, local), {k: substitute(v, local) for k, v in node.kwargs.items()}
         rule = lookup(node)
@@ -209,11 +204,6 @@ class Walk:
                     kwargs[name] = value
         return args, kwargs
 
-    def _number(self, size: Size) -> int:
-        if size not in self._numbers:
-            self._numbers[size] = evaluate(size, self.bound.hints)
-        return self._numbers[size]
-
     # -- what is kept ---------------------------------------------------------------------------
 
     def _uses(self, node: Node, operands: list[Layout], results: list[Layout]) -> Iterator[Use]:
@@ -228,7 +218,7 @@ class Walk:
         for layout in dict.fromkeys(places[:1] if one.itemsize else places):
             if one.itemsize:
                 dims = range(len(layout.shape)) if one.dims is None else one.dims
-                yield Use(one, -1, prod(layout.shape[d] for d in dims) * one.itemsize * self._number(one.times))
+                yield Use(one, -1, prod(layout.shape[d] for d in dims) * one.itemsize * self.alike.size(one.times))
             elif not layout.shape:
                 continue
             elif one.folded and (copied := _copied(node, node.operands.index(one.value), layout, results[0].shape)):
@@ -243,8 +233,8 @@ class OneDevice(Walk):
     ``views`` are results that are taken to be views of an operand, by its position, whatever torch says.
     """
 
-    def __init__(self, bound: Bound, views: Mapping[Value, int] | None = None) -> None:
-        super().__init__(bound)
+    def __init__(self, bound: Bound, views: Mapping[Value, int] | None = None, alike: Alike | None = None) -> None:
+        super().__init__(bound, alike)
         self.layouts: dict[Value, Layout] = {}
         self.whole = Joint([R] * len(bound.mesh.axes))
         self.views = views or {}
@@ -275,16 +265,16 @@ class OneDevice(Walk):
 class _Thin(OneDevice):
     """Every value cut by one axis to blocks of one element, where some dim has as many parts as there are ranks."""
 
-    def __init__(self, bound: Bound, axis: int, allowed: frozenset[Factors] | None) -> None:
+    def __init__(self, bound: Bound, axis: int, allowed: frozenset[Factors] | None, alike: Alike | None) -> None:
         self.found: dict[Value, int] = {}
         self.allowed = allowed
         self.axis, self.context = axis, bound.contexts[axis]
-        super().__init__(bound)
+        super().__init__(bound, alike=alike)
 
     def _kind(self, value: Value) -> Joint:
         runs = (run for dim in self.context.dims.of(value) for run in self.context.runs(dim))
         runs = (run for run in runs if self.allowed is None or run in self.allowed)
-        thin = (run for run in runs if prod(self._number(f.size) for f in run) == self.context.n)
+        thin = (run for run in runs if prod(self.alike.size(f.size) for f in run) == self.context.n)
         kinds: Iterator[Type | None] = (self.context.shard(value, run) for run in thin)
         return self.whole.replaced((self.axis,), next((kind for kind in kinds if kind is not None), R))
 
@@ -297,13 +287,15 @@ class _Thin(OneDevice):
         return iter(())  # it is asked about views alone
 
 
-def thin_views(bound: Bound, allowed: frozenset[Factors] | None = None) -> Mapping[Value, int]:
+def thin_views(
+    bound: Bound, allowed: frozenset[Factors] | None = None, alike: Alike | None = None
+) -> Mapping[Value, int]:
     """Results that are views on a rank that has one part of a dim, though on one device they may be copies.
 
     ``allowed`` are the runs that may be cut, None for all. Gives the operand that each is a view of.
     """
     real = [index for index, axis in enumerate(bound.mesh.axes) if axis.n > 1]
-    return {value: place for index in real for value, place in _Thin(bound, index, allowed).found.items()}
+    return {value: place for index in real for value, place in _Thin(bound, index, allowed, alike).found.items()}
 
 
 # -- geometry -------------------------------------------------------------------------------------
