@@ -28,6 +28,7 @@ from placement.report.views import check_view
 from placement.runtime import Program, Simulated, SimulatedMesh
 from placement.solver.bind import bind
 from placement.solver.build import plan as solve
+from placement.solver.declared import mesh_of
 from placement.solver.inputs import check_inputs
 from placement.solver.plan import Plan
 from placement.types import Shard
@@ -75,6 +76,7 @@ def plan(
     say("capturing the model")
     started = time.perf_counter()
     given = _global(example, spec, mesh)
+    mesh_of(spec, axes, device_type or kind, Diagnostics())  # its faults at once, not after a capture
     try:
         _check_inputs(model, given, spec)
         graph = capture(model, given, dims)
