@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from math import prod
@@ -166,6 +166,11 @@ class Builder:
         self.variables()
         variables = tuple(Variable(variable.name, variable.options.costs) for variable in self.chosen)
         return Problem(variables, tuple(self._net(spec) for spec in self.specs()))
+
+    def renewed(self, problem: Problem, values: Container[Value]) -> Problem:
+        """The problem with the nets of these values as they are priced by now."""
+        nets = zip(self.specs(), problem.nets, strict=True)
+        return Problem(problem.variables, tuple(self._net(spec) if spec.value in values else net for spec, net in nets))
 
     def specs(self) -> Iterator[_NetSpec]:
         """Every net: of each value as it is made, and as a ``value`` line has it made."""

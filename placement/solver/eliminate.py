@@ -133,7 +133,8 @@ def _greedy(model: Model, *, fill: bool) -> Order:
     sizes = {v: domains[v] * prod([domains[u] for u in others]) for v, others in near.items()}
 
     def score(v: int) -> tuple[int, int]:
-        return (sum(len(near[v] - near[u]) - 1 for u in near[v]), sizes[v]) if fill else (sizes[v], 0)
+        own = near[v]
+        return (sum([len(own - near[u]) for u in own]) - len(own), sizes[v]) if fill else (sizes[v], 0)
 
     current = {v: score(v) for v in near}
     heap = [(value, v) for v, value in current.items()]

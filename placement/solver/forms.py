@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from placement.rules import Context
     from placement.solver.bind import Bound
     from placement.solver.keeping import Keeping
+    from placement.solver.mesh import Edge
 
 Numbers = Mapping[Factor, int]
 
@@ -32,6 +33,7 @@ class Forms:
         self.keeping = keeping
         self.alike = keeping.alike
         self.intern = self.alike.intern
+        self.edges: dict[object, list[tuple[tuple[int, int], Edge]]] = {}  # see `pricing`
         self._numbers: dict[Node | Value, Numbers] = {}
         self._flat: dict[Value, tuple[Factor, ...]] = {}
         self._values: dict[Value, int] = {}

@@ -93,12 +93,7 @@ class _Search:
                 if not found[0].narrowed:
                     return found
         reference = Reference.most_divided(self.uses, self.prices, self.allowed)
-        start: dict[str, list[int | None]] = {name: [None] * len(self.axes) for name in self.allowed}
-        for axis in self.axes:
-            builder, solution = self._alone(axis, reference)
-            for name, (option,) in _chosen(builder, solution).items():
-                start[name][axis] = option
-        found = self._proven(self._descent(start))
+        found = self._proven(self._descent(reference))
         return found if self.bound.limit is None else self._within_limit(found)
 
     def _every(self) -> Allowed:
@@ -122,8 +117,11 @@ class _Search:
 
     # -- an upper bound -----------------------------------------------------------------------------
 
-    def _descent(self, chosen: Chosen) -> Found:
-        """Axis after axis at its best, the others as they are, while that helps."""
+    def _descent(self, reference: Reference) -> Found:
+        """Axis after axis at its best, the others as they are, while that helps; at first as each is best alone."""
+        chosen: Chosen = {name: [None] * len(self.axes) for name in self.allowed}
+        for other in self.axes[:-1]:
+            chosen = self._alone(other, reference, chosen)
         best: Found | None = None
         still = 0
         for count in range(_ROUNDS * len(self.axes)):
@@ -133,6 +131,7 @@ class _Search:
                 found = self.conditional(axis, chosen)
             except (Infeasible, PlacementError):
                 if best is None and count + 1 < len(self.axes):
+                    chosen = self._alone(axis, reference, chosen)
                     continue  # another axis may get out of the other one's way
                 if best is None and self._left() <= _JOINT:
                     return self._joint()
@@ -168,7 +167,7 @@ class _Search:
             reference = self._reference(*found)
             problems = [self._charged(axis, reference) for axis in self.axes]
             if self._tightened(reference, found, problems):
-                problems = [self._charged(axis, reference) for axis in self.axes]
+                problems = [(alone, alone.renewed(problem, reference.tight)) for alone, problem in problems]
             try:
                 parts = [regrets(problem, _TABLE, exact=round_ > 0) for _, problem in problems]
             except TooLarge:
@@ -245,9 +244,11 @@ class _Search:
             kept.add(chosen[name][axis])
             self.allowed[name][axis] = tuple(i for i in self.allowed[name][axis] or () if i in kept)
 
-    def _alone(self, axis: int, reference: Reference) -> Found:
+    def _alone(self, axis: int, reference: Reference, chosen: Chosen) -> Chosen:
+        """The choice with one axis as it is best for what that is charged."""
         builder, problem = self._charged(axis, reference)
-        return builder, solve(problem)
+        own = _chosen(builder, solve(problem))
+        return {name: [*all_[:axis], *own.get(name, (None,)), *all_[axis + 1 :]] for name, all_ in chosen.items()}
 
     def _charged(self, axis: int, reference: Reference) -> tuple[Builder, Problem]:
         """The problem of one axis, at what it is charged."""

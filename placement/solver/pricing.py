@@ -126,16 +126,30 @@ class Prices:
         if known is None:
             edges: dict[tuple[int, int], Edge] = {}
             prices: dict[tuple[int, int], Cost] = {}
-            for joint in joints:
-                for edge in self.mesh.edges(joint, kinds, gradient=value.requires_grad):
-                    pair = ids[joint], ids.get(edge.target, -1)
-                    if pair[1] < 0 or not self._allowed(joint, edge, restriction):
-                        continue
-                    price = self.price(value, edge, joint, restriction)
-                    if pair not in prices or price < prices[pair]:
-                        edges[pair], prices[pair] = edge, price
+            for pair, alike in self._edges(joints, kinds, shape, gradient=value.requires_grad):
+                source, edge = joints[pair[0]], Edge(alike.axes, joints[pair[1]], alike.conversion)
+                if not self._allowed(source, edge, restriction):
+                    continue
+                price = self.price(value, edge, source, restriction)
+                if pair not in prices or price < prices[pair]:
+                    edges[pair], prices[pair] = edge, price
             known = self._ways[key] = edges, conversions(len(joints), prices, wanted)
         return Ways(joints, *known)
+
+    def _edges(
+        self, joints: Sequence[Joint], kinds: Sequence[Sequence[Type]], shape: object, *, gradient: bool
+    ) -> list[tuple[tuple[int, int], Edge]]:
+        """Every direct conversion among the types, by their indices; of values of one ``shape`` they are alike."""
+        key = self.mesh.axes, shape, gradient
+        if key not in self.forms.edges:
+            ids = {joint: index for index, joint in enumerate(joints)}
+            self.forms.edges[key] = [
+                ((index, ids[edge.target]), edge)
+                for joint, index in ids.items()
+                for edge in self.mesh.edges(joint, kinds, gradient=gradient)
+                if edge.target in ids
+            ]
+        return self.forms.edges[key]
 
     def likeness_of(self, value: Value) -> object:  # noqa: ARG002 - what subclasses look at
         """What the prices of a value's conversions depend on beside its bytes and types."""
