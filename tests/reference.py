@@ -15,10 +15,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Shard:
-    """Block ``r`` of the dim viewed as (outer, rest)."""
+    """Block ``r`` of the dim viewed as (outer, rest), or of each of the segments of rest, whose sizes are in ratio."""
 
     dim: int
     outer: int = 1
+    segments: tuple[int, ...] = ()
 
 
 Type = Literal["I", "R", "P"] | Shard
@@ -30,13 +31,19 @@ def dual(of: Type) -> Type:
     return DUAL.get(of, of)
 
 
-def indices(size: int, outer: int, n: int, rank: int) -> Tensor:
+def indices(size: int, of: Shard, n: int, rank: int) -> Tensor:
     """Which indices of a dim of ``size`` rank ``rank`` holds, in its own order."""
-    rest = size // outer
-    assert size == outer * rest
-    assert rest % n == 0
-    mine = range(rank * rest // n, (rank + 1) * rest // n)
-    return torch.tensor([o * rest + i for o in range(outer) for i in mine], dtype=torch.long)
+    ratio = of.segments or (1,)
+    unit = size // (of.outer * sum(ratio))
+    assert size == of.outer * sum(ratio) * unit
+    mine: list[int] = []
+    start = 0
+    for _ in range(of.outer):
+        for length in ratio:
+            assert length * unit % n == 0
+            mine += [start + i for i in range(length * unit) if i * n // (length * unit) == rank]
+            start += length * unit
+    return torch.tensor(mine, dtype=torch.long)
 
 
 def to_ranks(x: Tensor, of: Type, n: int, seed: int = 0) -> list[Tensor]:
@@ -45,7 +52,7 @@ def to_ranks(x: Tensor, of: Type, n: int, seed: int = 0) -> list[Tensor]:
         return [x.clone() for _ in range(n)]
     if isinstance(of, Shard):
         dim = of.dim % x.ndim
-        return [x.index_select(dim, indices(x.shape[dim], of.outer, n, rank)) for rank in range(n)]
+        return [x.index_select(dim, indices(x.shape[dim], of, n, rank)) for rank in range(n)]
     generator = torch.Generator().manual_seed(seed)
     terms = [torch.randn(x.shape, generator=generator, dtype=x.dtype) for _ in range(n - 1)]
     return [*terms, x - sum(terms, torch.zeros_like(x))]
@@ -63,6 +70,6 @@ def to_global(xs: list[Tensor], of: Type) -> Tensor:
         shape[dim] *= n
         out = xs[0].new_full(shape, -12345)
         for rank, x in enumerate(xs):
-            out.index_copy_(dim, indices(shape[dim], of.outer, n, rank), x)
+            out.index_copy_(dim, indices(shape[dim], of, n, rank), x)
         return out
     return sum(xs[1:], xs[0].clone())

@@ -16,8 +16,8 @@ from sympy.printing.str import StrPrinter
 from placement.graph._torch import overload_name, schema_arguments, schema_name
 from placement.graph.ir import Node, Size, Value, leaves
 from placement.rules import lookup
-from placement.rules.core import arguments
-from placement.solver.mesh import Axes
+from placement.rules.core import arguments, sizes_on_rank
+from placement.solver.mesh import Axes, Place
 from placement.solver.plan import Plan, Step, Version
 from placement.types import Action, Joint, Kind, Type
 
@@ -63,6 +63,15 @@ class _Sizes(StrPrinter):
 
     _print_PowByNatural = _print_FloatPow  # noqa: N815 - as above
 
+    def _print_CeilToInt(self, expr: sympy.Expr) -> str:  # noqa: N802 - as above
+        return f"(-int(-({self._print(expr.args[0])}) // 1))"
+
+    def _print_FloorToInt(self, expr: sympy.Expr) -> str:  # noqa: N802 - as above
+        return f"int(({self._print(expr.args[0])}) // 1)"
+
+    def _print_TruncToInt(self, expr: sympy.Expr) -> str:  # noqa: N802 - as above
+        return f"int({self._print(expr.args[0])})"
+
     def _print_ToFloat(self, expr: sympy.Expr) -> str:  # noqa: N802 - as above
         return f"float({self._print(expr.args[0])})"
 
@@ -81,16 +90,15 @@ class _Sizes(StrPrinter):
         return f"min({', '.join(map(self._print, expr.args))})"
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """Where a version is cut: its dim, and the size of what lies before the run in that dim."""
+def cut_text(cut: Place) -> str:
+    """``1``, ``0, batch`` or ``0, segments=(2, 1, 1)``: how a cut is written in calls."""
+    outer = "" if cut.outer == 1 else f", {size_text(cut.outer)}"
+    return f"{cut.dim}{outer}" + (f", segments={cut.segments}" if cut.segments else "")
 
-    dim: int
-    outer: Size
 
-    def text(self) -> str:
-        """``1`` or ``0, batch``: how it is written in calls."""
-        return str(self.dim) if self.outer == 1 else f"{self.dim}, {size_text(self.outer)}"
+def _listed(cut: Place) -> str:
+    """``1``, ``0, batch`` or ``0, 1, (2, 1, 1)``: a cut in a tuple."""
+    return f"{cut.dim}, {size_text(cut.outer)}, {cut.segments}" if cut.segments else cut_text(cut)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +111,13 @@ class Printer:
         """The axis, or group of axes, as an expression in a module."""
         return f"self.{self.plan.mesh.name(axes)}"
 
-    def cut(self, value: Value, joint: Joint, axes: Axes, others: Axes | None = None) -> Cut | None:
+    def cut(self, value: Value, joint: Joint, axes: Axes, others: Axes | None = None) -> Place | None:
         """Where ``axes`` cut a value, None where they do not. ``others``: see ``Mesh.place``."""
         if not joint[axes[0]].over:
             return None
-        return Cut(*self.plan.mesh.place(self.plan.bound.dims, value, joint, axes, others))
+        return self.plan.mesh.place(self.plan.bound.dims, value, joint, axes, others)
 
-    def cuts(self, value: Value, joint: Joint) -> dict[int, Cut]:
+    def cuts(self, value: Value, joint: Joint) -> dict[int, Place]:
         """Where each axis cuts a value, one after the other."""
         order = joint.order
         found = ((axis, self.cut(value, joint, (axis,), order[:at])) for at, axis in enumerate(order))
@@ -153,22 +161,24 @@ class Printer:
                 return f"rt.all_reduce({x}, {axis})"
             case Action.ALL_GATHER if before and step.source.type[step.axes[0]].stored:
                 invariant = ', to="I"' if kinds[1] == "I" else ""
-                return f"rt.gathered({x}, {axis}, {before.text()}{invariant})"
+                return f"rt.gathered({x}, {axis}, {cut_text(before)}{invariant})"
             case Action.ALL_GATHER if before:
                 invariant = ', to="I"' if kinds[1] == "I" else ""
-                return f"rt.all_gather({x}, {axis}, {before.text()}{invariant})"
+                return f"rt.all_gather({x}, {axis}, {cut_text(before)}{invariant})"
             case Action.REDUCE_SCATTER if after:
-                return f"rt.reduce_scatter({x}, {axis}, {after.text()})"
+                return f"rt.reduce_scatter({x}, {axis}, {cut_text(after)})"
             case Action.ALL_TO_ALL if before and after:
                 outers = (
                     "" if before.outer == after.outer == 1 else f", {size_text(before.outer)}, {size_text(after.outer)}"
                 )
-                return f"rt.all_to_all({x}, {axis}, {before.dim}, {after.dim}{outers})"
+                segments = f", segments={before.segments}" if before.segments else ""
+                segments += f", to_segments={after.segments}" if after.segments else ""
+                return f"rt.all_to_all({x}, {axis}, {before.dim}, {after.dim}{outers}{segments})"
             case Action.SPLIT if after:
                 of = ', of="R"' if kinds[0] == "R" else ""
-                return f"rt.split({x}, {axis}, {after.text()}{of})"
+                return f"rt.split({x}, {axis}, {cut_text(after)}{of})"
             case Action.PAD if before:
-                return f"rt.pad({x}, {axis}, {before.text()})"
+                return f"rt.pad({x}, {axis}, {cut_text(before)})"
             case Action.KEEP:
                 of = ', of="R"' if kinds[0] == "R" else ""
                 return f"rt.partial({x}, {axis}{of})"
@@ -186,18 +196,12 @@ class Printer:
         return {s for size in sizes if isinstance(size, sympy.Basic) for s in size.free_symbols}  # type: ignore[misc]
 
     def _local_arguments(self, node: Node) -> dict[str, Any]:
-        given = arguments(node)
-        rule = lookup(node)
-        kind = self.plan.strategies[node].results
-        if rule and rule.shape:
-            local = self.local_shape(node.results[0], kind[0])
-            asked = given[rule.shape]
-            keep = len(asked) == len(local)
-            given[rule.shape] = tuple(-1 if keep and asked[i] == -1 else s for i, s in enumerate(local))
-        if rule and rule.piece:
-            dim = given["dim"] % len(node.results[0].shape)
-            given[rule.piece] = self.local_shape(node.results[0], kind[0])[dim]
-        return given
+        strategy, rule = self.plan.strategies[node], lookup(node)
+        if rule is None or not (rule.shape or rule.piece or rule.pieces or rule.along):
+            return arguments(node)
+        operand = self.local_shape(node.operands[0], strategy.operands[0]) if node.operands else ()
+        results = [self.local_shape(v, joint) for v, joint in zip(node.results, strategy.results, strict=True)]
+        return {**arguments(node), **sizes_on_rank(node, operand, results)}
 
     def op(self, node: Node, name: Callable[[int], str], site: int | str) -> str:
         """The op as a call.
@@ -220,8 +224,8 @@ class Printer:
             if isinstance(value, Value):
                 joint = strategy.operands[position]
                 cut = self.cut(value, joint, leading)
-                fields[f"{key}_cut"] = f", {cut.text()}" if cut else ""
-                on = ((self.axis((index,)), at.text()) for index, at in self.cuts(value, joint).items())
+                fields[f"{key}_cut"] = f", {cut_text(cut)}" if cut else ""
+                on = ((self.axis((index,)), _listed(at)) for index, at in self.cuts(value, joint).items())
                 fields[f"{key}_on"] = "".join(f", ({axis}, {at})" for axis, at in on)
             position += sum(isinstance(leaf, Value) for leaf in leaves(value))
         code = strategy.code or (rule.code if rule else None)

@@ -11,8 +11,8 @@ import sympy
 import torch
 
 from placement.emit.blocks import Block
-from placement.emit.expressions import Printer, size_text
-from placement.emit.text import WIDTH, class_name, cut_text, dtype_kind, folded_paths, member
+from placement.emit.expressions import Printer, cut_text, size_text
+from placement.emit.text import WIDTH, class_name, dtype_kind, folded_paths, member
 from placement.graph.ir import Parameter, Value
 from placement.solver.plan import Plan
 from placement.types import Joint, Kind
@@ -38,9 +38,11 @@ class Class:
 
 
 def is_list(plan: Plan, path: str) -> bool:
-    """Whether the module is a list whose items are called one by one."""
+    """Whether the module is a list whose items are called one by one; with a ``forward`` it is a module like others."""
     info = plan.graph.modules.get(path)
-    return info is not None and issubclass(info.type, torch.nn.ModuleList)
+    if info is None or not issubclass(info.type, torch.nn.ModuleList):
+        return False
+    return info.type.forward is torch.nn.ModuleList.forward
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,8 @@ class File:
         if groups := self._groups():
             lines.append(f"groups = {groups!r}  # axes that are reduced or gathered over together")
         lines += ["inputs = {", *inputs, "}", "outputs = {", *outputs, "}"]
+        if lengths := self._lengths():
+            lines.append(f"lengths = {lengths!r}  # of dims that are padded inside")
         if divides:
             lines.append(f"divides = {divides!r}  # sizes that are cut into equal blocks")
         if any(kind.stored for parameter in plan.graph.parameters for kind in plan.produced[parameter.value]):
@@ -132,12 +136,21 @@ class File:
             lines.append("same_blocks = False  # no collective needs the ranks' inputs to be of one size")
         return "\n".join(lines) + "\n\n"
 
+    def _lengths(self) -> dict[str, dict[int, int]]:
+        """By output and dim, how long it is where the program has it longer."""
+        found: dict[str, dict[int, int]] = {}
+        for output in self.plan.graph.outputs:
+            if output.value is not None and output.given is not None:
+                pairs = enumerate(zip(output.given, output.value.shape, strict=True))
+                found[output.name] = {dim: int(own) for dim, (own, size) in pairs if own != size}
+        return found
+
     def _layout(self, value: Value, joint: Joint) -> str:
         """How a value lies: a cut, "P" or None where there is one axis, else by axis name."""
         cuts = self.printer.cuts(value, joint)
         names = [axis.name for axis in self.plan.mesh.axes]
         terms = {i: '"P"' for i, kind in enumerate(joint) if kind.kind is Kind.P}
-        how = {**terms, **{i: cut_text(cut) for i, cut in cuts.items()}}
+        how = {**terms, **{i: f"rt.Cut({cut_text(cut)})" for i, cut in cuts.items()}}
         if len(names) == 1:
             return how.get(0, "None")
         return "{" + ", ".join(f"{names[i]!r}: {text}" for i, text in how.items()) + "}" if how else "None"
@@ -208,6 +221,8 @@ class File:
             options += [] if parameter.persistent else ["persistent=False"]
         elif not value.requires_grad:
             options.append("trainable=False")
+        if parameter.given is not None:
+            options.append(f"given={parameter.given}")
         shape = [size_text(s) for s in value.shape]
         return f"rt.{'buffer' if parameter.is_buffer else 'param'}({', '.join([*shape, *options])})"
 

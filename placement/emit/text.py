@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from placement.emit.expressions import Cut
-
 WIDTH = 110
 COMMENT = 68  # where comments start, at least
 
@@ -58,11 +56,6 @@ def dtype_kind(dtype: torch.dtype) -> str:
 def member(name: str, text: str) -> str:
     """A keyword argument, also under a name that is no identifier."""
     return f"{name}={text}" if name.isidentifier() and not keyword.iskeyword(name) else f"**{{{name!r}: {text}}}"
-
-
-def cut_text(cut: Cut) -> str:
-    """A cut as the runtime's own expression."""
-    return f"rt.Cut({cut.text()})"
 
 
 def commented(line: str, comment: str) -> str:

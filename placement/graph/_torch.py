@@ -126,6 +126,17 @@ def silent_export() -> Generator[None]:
         trace.__dict__.pop("print", None)
 
 
+def unpreservable(error: BaseException) -> torch.nn.Module | None:
+    """The module that export failed at because of what a call of it took or gave: it cannot note a size, say."""
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if code.co_name in ("pre_hook", "post_hook") and code.co_filename.endswith("/_export/wrappers.py"):
+            return trace.tb_frame.f_locals.get("module")
+        trace = trace.tb_next
+    return None
+
+
 def size_key(size: int | torch.SymInt) -> int | str:
     """What two equal sizes have in common: the number, or the text of the expression (comparing would add a guard)."""
     return str(size.node.expr) if isinstance(size, torch.SymInt) else size
@@ -161,6 +172,9 @@ _SIZE = re.compile(r"L\['tensors'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
 _SMALLEST = re.compile(r"\W*(2 <= \w+|1 < \w+|1 != \w+|\w+ >= 2|\w+ > 1|\w+ != 1|0 <= \w+|1 <= \w+|\w+ [!>]=? 0)\W*")
 
 
+_SPELLED = (("Abs(", "abs("), ("math.ceil(", "ceil("), ("math.floor(", "floor("), ("torch.sym_float(", "float("))
+
+
 _RELATIONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: sympy.Eq, ast.NotEq: sympy.Ne, ast.Lt: sympy.Lt, ast.LtE: sympy.Le, ast.Gt: sympy.Gt, ast.GtE: sympy.Ge,
 }  # fmt: skip
@@ -173,10 +187,12 @@ _CHECKED = (
 
 
 def checkable(guard: str) -> bool:
-    """Whether a call's sizes can be held against the guard: arithmetic, ``min``, ``max`` and ``abs``."""
+    """Whether a call's sizes can be held against the guard: arithmetic, and functions that a program knows."""
     nodes = list(ast.walk(ast.parse(guard, mode="eval")))
     called = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
-    return called <= {"min", "max", "abs"} and all(isinstance(node, _CHECKED) for node in nodes)
+    return called <= {"min", "max", "abs", "ceil", "floor", "float"} and all(
+        isinstance(node, _CHECKED) for node in nodes
+    )
 
 
 def _always(text: str) -> bool:
@@ -185,7 +201,8 @@ def _always(text: str) -> bool:
     if not isinstance(tree, ast.Compare) or len(tree.ops) != 1 or not checkable(text):
         return False
     names = {n.id: sympy.Symbol(n.id, integer=True, positive=True) for n in ast.walk(tree) if isinstance(n, ast.Name)}
-    known: dict[str, Any] = {**names, "max": sympy.Max, "min": sympy.Min, "abs": sympy.Abs}
+    functions = {"max": sympy.Max, "min": sympy.Min, "abs": sympy.Abs, "ceil": sympy.ceiling, "floor": sympy.floor}
+    known: dict[str, Any] = {**names, **functions, "float": sympy.sympify}
     sides = [ast.unparse(side) for side in (tree.left, tree.comparators[0])]
     try:
         left, right = (sympy.sympify(side, locals=known) for side in sides)  # pyright: ignore[reportCallIssue]
@@ -201,7 +218,9 @@ def size_guards(program: torch.export.ExportedProgram, name_of: Callable[[int, i
     """
     found: dict[str, None] = {}
     for guard in getattr(program, "_guards_code", None) or ():
-        text = _SIZE.sub(lambda match: name_of(int(match[1]), int(match[2])), guard).replace("Abs(", "abs(")
+        text = _SIZE.sub(lambda match: name_of(int(match[1]), int(match[2])), guard)
+        for theirs, ours in _SPELLED:
+            text = text.replace(theirs, ours)
         if "L[" not in text and not _SMALLEST.fullmatch(text) and not _always(text):
             found[text] = None
     return tuple(found)

@@ -32,11 +32,12 @@ from placement.graph._torch import (
     silent_export,
     size_guards,
     transient_buffers,
+    unpreservable,
     without_cache_of_fakes,
     written_arguments,
 )
 from placement.graph.copies import Copier
-from placement.graph.example import SMALLEST, Example, capture_sizes, check_dims, key_text, resized
+from placement.graph.example import SMALLEST, Example, argument_names, capture_sizes, check_dims, key_text, resized
 from placement.graph.gradients import own_backwards_refused, refuse_gradient_hooks
 from placement.graph.ir import Call, Graph, Input, ModuleInfo, Node, Output, Parameter, Size, Symbol, Value, substitute
 from placement.graph.repeats import MARK, RepeatError, Repeats
@@ -143,9 +144,9 @@ def _export(
 ) -> torch.export.ExportedProgram:
     auto = torch.export.Dim.AUTO
     dynamic = tuple(dict.fromkeys(range(len(names.get(n, ()))), auto) for n in example.names)
-    modules = tuple(path for path, _ in root.named_modules() if path)
+    preserved = tuple(path for path, _ in root.named_modules() if path)
     failure: Exception | None = None
-    for preserved in (modules, ()):  # what modules returned is worth a second try, not a failure
+    while True:
         try:
             with warnings.catch_warnings(), silent_export(), torch.enable_grad():
                 warnings.simplefilter("ignore")
@@ -160,7 +161,12 @@ def _export(
             failure = error
             break
         except Exception as error:  # noqa: BLE001 - whatever the model or export raises becomes the diagnostic
-            failure = failure or error
+            failure = error if failure is None or unpreservable(failure) else failure
+            odd = unpreservable(error)  # what modules returned is worth another try, not a failure
+            if not preserved:
+                break
+            kinds = () if odd is None else (type(odd),)
+            preserved = tuple(path for path in preserved if kinds and not isinstance(root.get_submodule(path), kinds))
     raise PlacementError([_not_captured(failure)]) from failure
 
 
@@ -474,7 +480,7 @@ class _Reader:
         outputs = meta if isinstance(meta, tuple | list) else (meta,)
         name, names = self._names(node.target, len(outputs))
         results = tuple(
-            Value(named, tuple(map(self._size, tensor.shape)), tensor.dtype, grad and tensor.dtype.is_floating_point)
+            Value(named, tuple(map(self._size, tensor.shape)), tensor.dtype, grad and _differentiable(tensor.dtype))
             if isinstance(tensor, torch.Tensor)
             else None
             for named, tensor in zip(names, outputs, strict=True)
@@ -492,7 +498,7 @@ class _Reader:
         cut: dict[Value, Value] = {}
         nodes = []
         for value in operands:
-            if value.dtype.is_floating_point and value not in cut:  # one that needs no gradient may be written to first
+            if _differentiable(value.dtype) and value not in cut:  # one that needs no gradient may be written to first
                 name, _ = self._names(aten.detach.default, 1)
                 cut[value] = Value(name, value.shape, value.dtype, False)
                 nodes.append(Node(name, aten.detach.default, (value,), {}, (cut[value],), stack, source))
@@ -568,7 +574,7 @@ class _Reader:
             path, _, index = entry.fqn.removeprefix(_ROOT).removeprefix(".").partition("@")
             values = [self.values.get(getattr(a, "name", "")) for a in entry.signature.outputs]
             returned.setdefault(path, {})[int(index or 0)] = tuple(v for v in values if isinstance(v, Value))
-            names = _argument_names(entry.signature)
+            names = argument_names(entry.signature)
             given = zip(names, (self.values.get(getattr(a, "name", "")) for a in entry.signature.inputs), strict=False)
             arguments.setdefault(path, {})[int(index or 0)] = {n: v for n, v in given if isinstance(v, Value)}
         modules = {
@@ -578,17 +584,8 @@ class _Reader:
         return self.copier.modules(modules)
 
 
-def _argument_names(signature: Any) -> list[str]:
-    """A name for each flat input of a module call: keywords have one, positions get ``argument_i``."""
-    try:
-        args, kwargs = pytree.tree_unflatten(range(len(signature.inputs)), signature.in_spec)
-    except (TypeError, ValueError):
-        return []
-    names = {leaf: f"argument_{i}" for i, arg in enumerate(args) for leaf in pytree.tree_leaves(arg)}
-    for key, arg in kwargs.items():
-        for position, leaf in enumerate(pytree.tree_leaves(arg)):
-            names[leaf] = key if not position else f"{key}_{position}"
-    return [names[i] for i in range(len(signature.inputs))]
+def _differentiable(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
 
 
 def _identifier(name: str) -> str:

@@ -123,3 +123,16 @@ def resized(tensor: torch.Tensor, dims: Sequence[str], sizes: Mapping[str, int])
             result = torch.cat([result] * sizes[dim], index).narrow(index, 0, sizes[dim])
     result = result.clone()
     return result.requires_grad_(tensor.requires_grad) if tensor.requires_grad else result
+
+
+def argument_names(signature: Any) -> list[str]:
+    """A name for each flat input of a module call: keywords have one, positions get ``argument_i``."""
+    try:
+        args, kwargs = pytree.tree_unflatten(range(len(signature.inputs)), signature.in_spec)
+    except (TypeError, ValueError):
+        return []
+    names = {leaf: f"argument_{i}" for i, arg in enumerate(args) for leaf in pytree.tree_leaves(arg)}
+    for key, arg in kwargs.items():
+        for position, leaf in enumerate(pytree.tree_leaves(arg)):
+            names[leaf] = key if not position else f"{key}_{position}"
+    return [names[i] for i in range(len(signature.inputs))]

@@ -2,45 +2,19 @@
 
 Ops unify the factors of the dims that they align; a view that cuts a dim cuts its factor everywhere
 (``q_proj.out`` becomes kv_heads · group · head_dim). So ``Shard(seq)`` means the same factor before and
-after any transpose or reshape. Inference is a union-find whose nodes may also be replaced by a product.
+after any transpose or reshape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import sympy
+from placement.graph.inference import Inference, MismatchError, Part, SignatureOf, Structure, size_of
+from placement.graph.ir import Graph, Node, Value
+from placement.graph.segments import Factor, Factors, extent, flattened, holds
 
-from placement.graph.ir import Graph, Node, Size, Value
-from placement.graph.signature import Dim, Regrouping, Signature
-
-SignatureOf = Callable[[Node], Signature | Regrouping | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Factor:
-    """A part of dims. ``piece``: it counts equal pieces that an op takes apart, so no shard cuts it first."""
-
-    id: int
-    size: Size
-    name: str
-    piece: bool = False
-
-    def __hash__(self) -> int:
-        return self.id  # types over factors are keys everywhere: no need to hash an expression for each
-
-    def __repr__(self) -> str:
-        return self.name
-
-    __str__ = __repr__
-
-
-Factors = tuple[Factor, ...]
-
-
-_Structure = Signature | Regrouping | None
-_Places = dict[Factor, tuple[int, int] | None]
+_Places = dict[Factor, tuple[int, int, bool] | None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,10 +25,10 @@ class Dims:
     letters: Mapping[Node, Mapping[str, Factors]]
     names: Mapping[str, Factors]
     opaque: frozenset[Node]  # nodes that no factor passes through: their regrouping cuts across factors
-    signatures: Mapping[Node, _Structure]
+    signatures: Mapping[Node, Structure]
     _places: dict[Value, _Places] = field(default_factory=dict, init=False, repr=False)
 
-    def signature(self, node: Node) -> _Structure:
+    def signature(self, node: Node) -> Structure:
         """The index structure of ``node``, None where no rule knows it."""
         return self.signatures[node]
 
@@ -65,19 +39,36 @@ class Dims:
     def locate(self, value: Value, run: Factors) -> tuple[int, Factors] | None:
         """The dim of ``value`` that holds ``run`` side by side and the factors before it in that dim.
 
-        None where there is no such dim or a factor of the run occurs twice in the value.
+        A run may lie in every segment of a sum; before it is then what is before the sum (see ``segments``). None
+        where there is no such dim or a factor of the run occurs twice in the value.
         """
+        place = self._place(value, run)
+        return None if place is None else (place[0], self.values[value][place[0]][: place[1]])
+
+    def segments(self, value: Value, run: Factors) -> tuple[tuple[Factors, int], ...]:
+        """Where the run lies in a sum: what is before it in each segment, and the segment's size. () for no sum."""
+        place = self._place(value, run)
+        if place is None or not place[2]:
+            return ()
+        dim, position, _ = place
+        found = self.values[value][dim][position].segments
+        return tuple((one[: one.index(run[0])], int(extent(one))) for one in found)
+
+    def _place(self, value: Value, run: Factors) -> tuple[int, int, bool] | None:
+        """The dim, the position in it of the run or of the sum that it lies in, and whether it lies in a sum."""
         places = self._places.get(value)
         if places is None:
             places = self._places[value] = _places(self.values[value])
         first = places.get(run[0])
-        if first is None:
-            return None
-        dim, start = first
-        for offset, factor in enumerate(run):
-            if places.get(factor) != (dim, start + offset):
-                return None
-        return dim, self.values[value][dim][:start]
+        if first is None or len(run) == 1:
+            return first
+        dim, start, inside = first
+        if inside:
+            segments = self.values[value][dim][start].segments
+            fits = all(places.get(f) == first for f in run) and all(holds(one, run) for one in segments)
+        else:
+            fits = all(places.get(f) == (dim, start + offset, False) for offset, f in enumerate(run))
+        return first if fits else None
 
     def describe(self, value: Value) -> str:
         """``batch | seq | heads·head_dim``."""
@@ -85,233 +76,19 @@ class Dims:
 
 
 def _places(dims: Sequence[Factors]) -> _Places:
-    """Where each factor stands: its dim and its position there, None for one that occurs twice."""
+    """Where each factor stands: its dim and position, or those of the sum that has it in every segment.
+
+    None for one that occurs twice, or in some segments only.
+    """
     places: _Places = {}
     for dim, factors in enumerate(dims):
         for position, factor in enumerate(factors):
-            places[factor] = None if factor in places else (dim, position)
+            places[factor] = None if factor in places else (dim, position, False)
+            inside = dict.fromkeys(flattened(f for segment in factor.segments for f in segment))
+            for inner in inside:
+                everywhere = all(holds(segment, (inner,)) for segment in factor.segments)
+                places[inner] = (dim, position, True) if everywhere and inner not in places else None
     return places
-
-
-class MismatchError(ValueError):
-    """Two dims that an op aligns cannot be the same product of factors."""
-
-
-# -- sizes as monomials: comparing and dividing them is what inference does all day ----------------
-
-_Monomial = tuple[int, tuple[sympy.Expr, ...]]
-
-
-def _monomial(size: Size, cache: dict[Size, _Monomial]) -> _Monomial:
-    if isinstance(size, int):
-        return size, ()
-    if size not in cache:
-        coefficient, rest = size.as_coeff_Mul()
-        atoms: list[sympy.Expr] = []
-        for base, power in rest.as_powers_dict().items():
-            if isinstance(power, sympy.Integer) and power > 0:
-                atoms += [base] * int(power)
-            elif base != 1:
-                atoms.append(base**power)
-        whole = coefficient.is_Integer and coefficient > 0
-        cache[size] = (int(coefficient), tuple(sorted(atoms, key=str))) if whole else (1, (size,))
-    return cache[size]
-
-
-def _quotient(left: _Monomial, right: _Monomial) -> _Monomial | None:
-    """Left / right where that is whole."""
-    if left[0] % right[0]:
-        return None
-    rest = list(left[1])
-    for atom in right[1]:
-        if atom not in rest:
-            return None
-        rest.remove(atom)
-    return left[0] // right[0], tuple(rest)
-
-
-def _size(monomial: _Monomial) -> Size:
-    return monomial[0] if not monomial[1] else sympy.Mul(monomial[0], *monomial[1])
-
-
-_ONE: _Monomial = (1, ())
-
-
-@dataclass(slots=True)
-class _Part:
-    """A factor while it is being inferred; ``became`` is what replaced it."""
-
-    id: int
-    size: _Monomial
-    became: tuple[_Part, ...] | None = None
-    piece: bool = False
-    names: set[str] = field(default_factory=set)
-
-
-@dataclass(slots=True)
-class _Inference:
-    signature_of: SignatureOf
-    count: int = 0
-    cache: dict[Size, _Monomial] = field(default_factory=dict)
-    values: dict[Value, list[list[_Part]]] = field(default_factory=dict)
-    letters: dict[Node, dict[str, list[_Part]]] = field(default_factory=dict)
-    opaque: set[Node] = field(default_factory=set)
-    signatures: dict[Node, _Structure] = field(default_factory=dict)
-
-    # -- parts ----------------------------------------------------------------------------------
-
-    def fresh(self, size: _Monomial) -> list[_Part]:
-        if size == _ONE:
-            return []
-        self.count += 1
-        return [_Part(self.count, size)]
-
-    def dims(self, shape: Sequence[Size]) -> list[list[_Part]]:
-        return [self.fresh(_monomial(s, self.cache)) for s in shape]
-
-    def resolve(self, parts: Iterable[_Part]) -> list[_Part]:
-        result: list[_Part] = []
-        for part in parts:
-            if part.became is None:
-                result.append(part)
-            else:
-                part.became = tuple(self.resolve(part.became))
-                result += part.became
-        return result
-
-    def split(self, part: _Part, first: _Monomial, second: _Monomial) -> list[_Part]:
-        parts = self.fresh(first) + self.fresh(second)
-        part.became = tuple(parts)
-        return parts
-
-    def unify(self, left: Sequence[_Part], right: Sequence[_Part]) -> None:
-        """Make two products the same; raises MismatchError where their borders do not fit."""
-        a = [p for p in self.resolve(left) if p.size != _ONE]
-        b = [p for p in self.resolve(right) if p.size != _ONE]
-        while a and b:
-            p, q = a[0], b[0]
-            if p is q:
-                a, b = a[1:], b[1:]
-            elif p.size == q.size:
-                q.became = (p,)
-                p.piece |= q.piece
-                a, b = self.resolve(a[1:]), self.resolve(b[1:])
-            elif (rest := _quotient(p.size, q.size)) is not None:
-                self._cut_as(p, q, rest)
-                a, b = self.resolve(a), self.resolve(b)
-            elif (rest := _quotient(q.size, p.size)) is not None:
-                self._cut_as(q, p, rest)
-                a, b = self.resolve(a), self.resolve(b)
-            else:
-                raise MismatchError(f"{_size(p.size)} against {_size(q.size)}")
-        if a or b:
-            raise MismatchError("one has more elements than the other")
-
-    def _cut_as(self, whole: _Part, first: _Part, rest: _Monomial) -> None:
-        (second,) = self.fresh(rest)
-        whole.became = (first, second)
-
-    # -- regrouping -----------------------------------------------------------------------------
-
-    def regroup(
-        self, dims: Sequence[Sequence[_Part]], shape: Sequence[_Monomial], inferred: int | None
-    ) -> list[list[_Part]]:
-        """The parts of ``dims`` under new borders; raises MismatchError where a border cuts across a part."""
-        queue = [p for dim in dims for p in self.resolve(dim)]
-        result: list[list[_Part]] = []
-        for index, size in enumerate(shape):
-            dim: list[_Part] = []
-            need = size
-            if size == _ONE and index == inferred:
-                dim = self._unit(queue)
-            while need != _ONE:
-                queue = [p for p in self.resolve(queue) if p.size != _ONE or p in dim]
-                if not queue:
-                    raise MismatchError("the view has more elements than its source")
-                part = queue.pop(0)
-                if (rest := _quotient(need, part.size)) is not None:
-                    dim.append(part)
-                    need = rest
-                elif (rest := _quotient(part.size, need)) is not None:
-                    first, second = self.split(part, need, rest)
-                    dim.append(first)
-                    queue.insert(0, second)
-                    need = _ONE
-                else:
-                    raise MismatchError(f"{_size(part.size)} cut at {_size(need)}")
-            result.append(dim)
-        return result
-
-    def _unit(self, queue: list[_Part]) -> list[_Part]:
-        """An inferred count that happens to be one is a factor too: one KV head on two ranks is one head too few."""
-        if not queue:
-            return []
-        follower = queue[0]
-        self.count += 2
-        unit, copy = _Part(self.count - 1, _ONE), _Part(self.count, follower.size, piece=follower.piece)
-        follower.became = (unit, copy)
-        queue[:1] = [copy]
-        return [unit]
-
-    # -- nodes ----------------------------------------------------------------------------------
-
-    def visit(self, node: Node) -> None:
-        signature = self.signatures[node] = self.signature_of(node)
-        if isinstance(signature, Regrouping):
-            self.visit_regrouping(node, signature)
-        elif signature is None:
-            self.opaque.add(node)
-            for result in node.results:
-                self.values[result] = self.dims(result.shape)
-        else:
-            self.visit_signature(node, signature)
-
-    def visit_regrouping(self, node: Node, signature: Regrouping) -> None:
-        (result,) = node.results
-        shape = [_monomial(s, self.cache) for s in signature.shape]
-        try:
-            self.values[result] = self.regroup(self.values[node.operands[0]], shape, signature.inferred)
-        except MismatchError:
-            self.opaque.add(node)
-            self.values[result] = self.dims(result.shape)
-
-    def visit_signature(self, node: Node, signature: Signature) -> None:
-        letters: dict[str, list[_Part]] = {}
-        unlike: set[str] = set()
-        for operand, dims in zip(node.operands, signature.operands, strict=True):
-            for dim, parts in zip(dims, self.values[operand], strict=True):
-                for letter, own in self.apart(node, dim, parts, signature).items():
-                    if letter not in letters:
-                        letters[letter] = own
-                        continue
-                    try:
-                        self.unify(letters[letter], own)
-                    except MismatchError:
-                        unlike.add(letter)
-        for result, dims in zip(node.results, signature.results, strict=True):
-            made: list[list[_Part]] = []
-            for dim, size in zip(dims, result.shape, strict=True):
-                for letter in dim:
-                    if letter not in letters:
-                        own = size if len(dim) == 1 else signature.sizes[letter]
-                        letters[letter] = self.fresh(_monomial(own, self.cache))
-                made.append([p for letter in dim for p in letters[letter]])
-            self.values[result] = made
-        for letter in signature.pieces:
-            for part in self.resolve(letters[letter]):
-                part.piece = True
-        # Dims that cannot be the same product run together only as a whole: nothing cuts their letter.
-        self.letters[node] = {letter: parts for letter, parts in letters.items() if letter not in unlike}
-
-    def apart(self, node: Node, dim: Dim, parts: list[_Part], signature: Signature) -> dict[str, list[_Part]]:
-        if len(dim) <= 1:
-            return dict.fromkeys(dim, parts)
-        sizes = [_monomial(signature.sizes[letter], self.cache) for letter in dim]
-        try:
-            return dict(zip(dim, self.regroup([parts], sizes, None), strict=True))
-        except MismatchError:
-            self.opaque.add(node)
-            return {letter: self.fresh(size) for letter, size in zip(dim, sizes, strict=True)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,12 +110,13 @@ class NameClashError(ValueError):
 
 def infer(graph: Graph, signature_of: SignatureOf, named: Sequence[NamedDims] = ()) -> Dims:
     """The factors of every value of ``graph``. Raises NameClashError where one name is given to unequal dims."""
-    work = _Inference(signature_of)
+    work = Inference(signature_of)
     for item in (*graph.inputs, *graph.parameters):
         work.values[item.value] = work.dims(item.value.shape)
     for node in graph.nodes:
         work.visit(node)
-    names: dict[str, list[_Part]] = {}
+    work.join()
+    names: dict[str, list[Part]] = {}
     for statement in named:
         for name, parts in zip(statement.names, work.values[statement.value], strict=True):
             try:
@@ -350,7 +128,7 @@ def infer(graph: Graph, signature_of: SignatureOf, named: Sequence[NamedDims] = 
     return _freeze(work, names)
 
 
-def _freeze(work: _Inference, names: Mapping[str, list[_Part]]) -> Dims:
+def _freeze(work: Inference, names: Mapping[str, list[Part]]) -> Dims:
     label: dict[int, str] = {}
     for name, parts in names.items():
         resolved = work.resolve(parts)
@@ -362,13 +140,12 @@ def _freeze(work: _Inference, names: Mapping[str, list[_Part]]) -> Dims:
         part.id for dims in work.values.values() for dim in dims for part in work.resolve(dim)[:-1] if part.piece
     }
 
-    def freeze(parts: Iterable[_Part]) -> Factors:
+    def freeze(parts: Iterable[Part]) -> Factors:
         result = []
         for part in work.resolve(parts):
             if part.id not in made:
-                made[part.id] = Factor(
-                    part.id, _size(part.size), label.get(part.id, f"f{part.id}"), part.id in counting
-                )
+                name, segments = label.get(part.id, f"f{part.id}"), tuple(map(freeze, work.leaves(part)))
+                made[part.id] = Factor(part.id, size_of(part.size), name, part.id in counting, segments)
             result.append(made[part.id])
         return tuple(result)
 

@@ -25,13 +25,20 @@ _SCATTERS: dict[Any, Any] = {
 }
 """For an op that views a part of its operand, the op that gives the operand with that part replaced."""
 
+_REARRANGED = {
+    aten.flatten, aten.permute, aten.reshape, aten.squeeze, aten.t, aten.transpose, aten.unflatten, aten.unsqueeze,
+    aten.view,
+}  # fmt: skip
+"""Views of all of their operand, each element once; or, some of them and at times, copies."""
+
 
 def functional(nodes: Iterable[Node], returned: Iterable[Value]) -> tuple[list[Node], Mapping[Value, Value]]:
     """The nodes without in-place ops, and what in the end has taken the place of each value written to.
 
     ``op_(x, ...)`` becomes ``op(x, ...)``, whose result takes the place of x from there on. A write to a slice of x is
-    a write to x: x with that slice replaced takes its place. Raises PlacementError (PLC407) for a write through any
-    other view, and where a view that was taken before a write is read after it, or ``returned``.
+    a write to x: x with that slice replaced takes its place. A write to x in another shape is a write to that alone: x
+    itself may not be read again. Raises PlacementError (PLC407) where it is, for a write through any other view, and
+    where a view that was taken before a write is read after it, or ``returned``.
     """
     maker = _Functional()
     made = list(maker.run(nodes))
@@ -75,6 +82,9 @@ class _Functional:
         self._replace(target, result)
         while target in self.views:
             view = self.views[target]
+            if getattr(view.op, "_overloadpacket", None) in _REARRANGED:
+                self._spoil(view.operands[0], node)
+                break
             scatter, target = _SCATTERS.get(view.op), view.operands[0]
             if scatter is None:
                 raise _fault(f"in-place '{op_name(node.op)}' writes through a view", node)
@@ -83,6 +93,13 @@ class _Functional:
             self.views[part] = mapped(view, {target: value})  # what is written to the part later is written there, too
             written |= {target, part}
         self._overwrite(written, node)
+
+    def _spoil(self, base: Value, write: Node) -> None:
+        """What a view was taken of, up to its storage, may have changed with the view."""
+        self.overwritten[base] = write
+        while base in self.views:
+            base = self.views[base].operands[0]
+            self.overwritten[base] = write
 
     def _scatter(self, op: Callable[..., Any], view: Node, part: Value, node: Node) -> Iterator[Node]:
         """The node that puts ``part`` where ``view`` had looked; its result is returned to who delegates to this."""

@@ -93,6 +93,7 @@ class Parameter:
     names: tuple[str, ...]
     is_buffer: bool = False
     persistent: bool = True
+    given: tuple[int, ...] | None = None  # its own shape, where the program pads it with zeros
 
     @property
     def name(self) -> str:
@@ -115,6 +116,7 @@ class Output:
     value: Value | None
     name: str
     constant: Any = None
+    given: tuple[Size, ...] | None = None  # its own shape, where the program pads it
 
 
 @dataclass(frozen=True, slots=True)

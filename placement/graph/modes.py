@@ -13,6 +13,7 @@ import itertools
 import linecache
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from placement.graph._torch import aten
@@ -70,6 +71,38 @@ def _canonical(graph: Graph) -> list[Any]:
     return [program, outputs, [(str(t.dtype), t.tolist()) for t in graph.constants.values()]]
 
 
+def settled(frame: FrameType) -> bool:
+    """Whether the line that a frame is at asks for the flag in vain: what else it asks for is false in either mode.
+
+    ``if self.training and self.layerdrop > 0.0`` is such a line of a model that drops no layers.
+    """
+    file, number = frame.f_code.co_filename, frame.f_lineno
+    found = [parents for node, parents in _flags(file) if node.lineno <= number <= (node.end_lineno or 0)]
+    return bool(found) and all(any(_is_false_anyway(parent, frame) for parent in parents) for parents in found)
+
+
+def _is_false_anyway(node: ast.AST, frame: FrameType) -> bool:
+    if not isinstance(node, ast.BoolOp) or not isinstance(node.op, ast.And):
+        return False
+    for value in node.values:
+        parts = list(ast.walk(value))
+        if not all(isinstance(part, _READ) for part in parts) or any(map(_asks, parts)):
+            continue
+        code = compile(ast.Expression(value), "<asked>", "eval")
+        found = eval(code, frame.f_globals, frame.f_locals)  # noqa: S307 - the model's own words
+        if found is False or found is None:
+            return True
+    return False
+
+
+_READ = (ast.Attribute, ast.Compare, ast.Constant, ast.Name, ast.Gt, ast.Is, ast.IsNot, ast.expr_context)
+"""What a line may be made of to be read a second time: names, attributes of them, and numbers to compare with."""
+
+
+def _asks(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == "training"
+
+
 def _switches_only(line: Line) -> bool:
     """Whether every ``.training`` on the line only switches dropout or recomputation, which changes no value."""
     found = [node for node in _flags(line[0]) if node[0].lineno <= line[1] <= (node[0].end_lineno or 0)]
@@ -87,7 +120,7 @@ def _flags(file: str) -> tuple[tuple[ast.Attribute, tuple[ast.AST, ...]], ...]:
 
 
 def _walk(node: ast.AST, parents: tuple[ast.AST, ...]) -> Iterator[tuple[ast.Attribute, tuple[ast.AST, ...]]]:
-    if isinstance(node, ast.Attribute) and node.attr == "training":
+    if isinstance(node, ast.Attribute) and _asks(node):
         yield node, parents
     for child in ast.iter_child_nodes(node):
         yield from _walk(child, (node, *parents) if isinstance(node, ast.expr | ast.keyword) else (node,))

@@ -14,7 +14,7 @@ from typing import Any
 import sympy
 import torch
 
-from placement.graph._torch import aten, to_copy, unsafe_view
+from placement.graph._torch import aten, overload_name, to_copy, unsafe_view
 from placement.graph.functional import functional, mapped, passes_on
 from placement.graph.ir import Graph, Node, Value, leaves
 
@@ -68,6 +68,8 @@ class _Builder:
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.replaced: dict[Value, Value] = {}
+        # Of tensors made without data: the dim in which parts have been written, and these by where they begin.
+        self.filling: dict[Value, tuple[int, dict[int, Value]]] = {}
 
     def now(self, value: Value) -> Value:
         while value in self.replaced:
@@ -75,7 +77,7 @@ class _Builder:
         return value
 
     def add(self, node: Node) -> None:
-        node = mapped(node, {v: self.now(v) for v in node.operands if v in self.replaced})
+        node = _by_one_name(mapped(node, {v: self.now(v) for v in node.operands if v in self.replaced}))
         rewrite = _REWRITES.get(getattr(node.op, "_overloadpacket", node.op))
         result = rewrite(self, node) if rewrite else None
         if result is None:
@@ -90,6 +92,21 @@ class _Builder:
         """Add a node at the place of ``like``."""
         self.nodes.append(Node(like.name + suffix, op, args, {}, (result,), like.stack, like.source))
         return result
+
+
+_ALIASES: dict[Any, Any] = {
+    aten.multiply: aten.mul, aten.divide: aten.div, aten.true_divide: aten.div, aten.subtract: aten.sub,
+    aten.absolute: aten.abs, aten.negative: aten.neg, aten.clip: aten.clamp, aten.concat: aten.cat,
+    aten.concatenate: aten.cat, aten.greater: aten.gt, aten.greater_equal: aten.ge, aten.less: aten.lt,
+    aten.less_equal: aten.le, aten.not_equal: aten.ne, aten.swapaxes: aten.swapdims, aten.moveaxis: aten.movedim,
+}  # fmt: skip
+
+
+def _by_one_name(node: Node) -> Node:
+    """The node with the op that its op is another name of."""
+    packet = _ALIASES.get(getattr(node.op, "_overloadpacket", None))
+    op = getattr(packet, overload_name(node.op), None)
+    return node if op is None else dataclasses.replace(node, op=op)
 
 
 def _argument(node: Node, position: int, name: str, default: Any = None) -> Any:
@@ -118,24 +135,80 @@ def _regroup(builder: _Builder, node: Node) -> Value:
     return builder.make(node, aten.reshape.default, (source, shape), result)
 
 
-def _expand(_: _Builder, node: Node) -> Value | None:
+def _expand(builder: _Builder, node: Node) -> Value | None:
     source, (result,) = node.args[0], node.results
-    return source if source.shape == result.shape else None
+    if source.shape == result.shape:
+        return source
+    if node.op is aten.expand_as.default:
+        return builder.make(node, aten.expand.default, (source, result.shape), result)
+    return None
+
+
+def _broadcast(builder: _Builder, node: Node) -> tuple[Value | None, ...]:
+    """Each tensor in the shape that all have together."""
+
+    def extended(source: Value, result: Value | None, suffix: str) -> Value | None:
+        if result is None or source.shape == result.shape:
+            return source
+        return builder.make(node, aten.expand.default, (source, result.shape), result, suffix)
+
+    return tuple(extended(s, r, f"_{i}") for i, (s, r) in enumerate(zip(node.args[0], node.outputs, strict=True)))
 
 
 def _filled(number: Any) -> Rewrite:
     """``new_ones(x, size)`` takes nothing of x but its dtype and device."""
 
     def rewrite(builder: _Builder, node: Node) -> Value:
-        (result,) = node.results
-        value = _argument(node, 2, "fill_value") if number is None else number
-        kwargs = {"dtype": result.dtype, "device": torch.device("cpu")}  # the emitter puts the program's own device
-        builder.nodes.append(
-            Node(node.name, aten.full.default, (result.shape, value), kwargs, (result,), node.stack, node.source)
-        )
-        return result
+        return _full(builder, node, _argument(node, 2, "fill_value") if number is None else number)
 
     return rewrite
+
+
+def _full(builder: _Builder, node: Node, number: Any) -> Value:
+    (result,) = node.results
+    kwargs = {"dtype": result.dtype, "device": torch.device("cpu")}  # the emitter puts the program's own device
+    builder.nodes.append(
+        Node(node.name, aten.full.default, (result.shape, number), kwargs, (result,), node.stack, node.source)
+    )
+    return result
+
+
+def _uninitialized(builder: _Builder, node: Node) -> None:
+    (result,) = node.results
+    builder.filling[result] = (0, {})
+
+
+def _slice_scatter(builder: _Builder, node: Node) -> Value | None:
+    """Parts that are written one after the other into a tensor without data, all of it, are put side by side."""
+    base, part = node.args[:2]
+    (result,) = node.results
+    if base not in builder.filling or base.dtype != part.dtype or _argument(node, 5, "step", 1) != 1:
+        return None
+    dim = _argument(node, 2, "dim", 0) % len(base.shape)
+    start, size = _argument(node, 3, "start") or 0, base.shape[dim]
+    filled, parts = builder.filling[base]
+    lengths = [value.shape[dim] for value in (part, *parts.values())]
+    if (parts and filled != dim) or not all(isinstance(length, int) for length in (start, size, *lengths)) or start < 0:
+        return None
+    parts = {**parts, start: part}
+    builder.filling[result] = (dim, parts)
+    end = 0
+    for begin in sorted(parts):
+        if begin != end:
+            return None
+        end += parts[begin].shape[dim]
+    if end != size:
+        return None
+    listed = tuple(parts[begin] for begin in sorted(parts))
+    return part if len(listed) == 1 else builder.make(node, aten.cat.default, (listed, dim), result)
+
+
+def _fill(builder: _Builder, node: Node) -> Value | None:
+    """What ``fill_`` leaves behind is nothing but the number."""
+    (result,) = node.results
+    if result.requires_grad or isinstance(node.args[1], Value):
+        return None
+    return _full(builder, node, node.args[1])
 
 
 def _copy(builder: _Builder, node: Node) -> Value:
@@ -225,13 +298,20 @@ _REWRITES: dict[Any, Rewrite] = {
     aten.flatten: _regroup,
     aten.unflatten: _regroup,
     aten.view_as: _regroup,
+    aten.reshape_as: _regroup,
     aten.squeeze: _regroup,
+    aten.broadcast_tensors: _broadcast,
     aten.expand: _expand,
     aten.expand_as: _expand,
     aten.copy: _copy,
     aten.new_full: _filled(None),
     aten.new_ones: _filled(1),
     aten.new_zeros: _filled(0),
+    aten.fill: _fill,
+    aten.new_empty: _uninitialized,
+    aten.empty: _uninitialized,
+    aten.empty_like: _uninitialized,
+    aten.slice_scatter: _slice_scatter,
     aten.slice: _slice,
     aten.dropout: _dropout,
     aten.native_dropout: _dropout,

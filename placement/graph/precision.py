@@ -7,11 +7,14 @@ such casts would hide differences below 1e-7, so comparisons lift them, on both 
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+
+_NEAR = 8  # frames between torch's maker of fake tensors and a mode
 
 
 class _Lifted(TorchFunctionMode):
@@ -27,9 +30,21 @@ class _Lifted(TorchFunctionMode):
         del types
         if func is torch.Tensor.float:
             return args[0].to(self.dtype)
+        if any(a is torch.float32 for a in (*args, *(kwargs or {}).values())) and _describing():
+            return func(*args, **(kwargs or {}))
         lifted = tuple(self.dtype if a is torch.float32 else a for a in args)
         options = {k: self.dtype if v is torch.float32 else v for k, v in (kwargs or {}).items()}
         return func(*lifted, **options)
+
+
+def _describing() -> bool:
+    """Whether torch itself makes a fake tensor like a real one, which has the dtype that it has."""
+    frame = inspect.currentframe()
+    for _ in range(_NEAR):
+        frame = frame.f_back if frame else None
+        if frame and "/torch/_subclasses/" in frame.f_code.co_filename:
+            return True
+    return False
 
 
 @contextlib.contextmanager

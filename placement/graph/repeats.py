@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from placement.graph._torch import forward_hooks, size_key, storage_key
 from placement.graph.ir import Call
+from placement.graph.modes import settled
 
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.layout, enum.Enum)
 _TENSORS = ("_parameters", "_buffers")
@@ -145,7 +146,8 @@ class Repeats:
         frame = inspect.currentframe()
         for _ in range(2):  # this method and the hook that calls it
             frame = frame.f_back if frame else None
-        if frame and not frame.f_globals.get("__name__", "").startswith(("torch.", "placement.")):
+        own = frame and not frame.f_globals.get("__name__", "").startswith(("torch.", "placement."))
+        if frame and own and not settled(frame):
             self.asked.add((frame.f_code.co_filename, frame.f_lineno))
 
     def _note(self, module: torch.nn.Module, name: str) -> None:

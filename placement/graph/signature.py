@@ -2,7 +2,8 @@
 
 A ``Signature`` is an einsum-like statement. Each dim is a tuple of *letters*, outermost first: one
 letter as a rule, none for a dim of size one that broadcasts, several where the op takes the dim apart
-(``chunk`` sees its dim as pieces times rest). A ``Regrouping`` keeps the elements in order and only
+(``chunk`` sees its dim as pieces times rest). A dim may also be the sum of others, as of those that ``split`` makes
+or ``cat`` takes. A ``Regrouping`` keeps the elements in order and only
 draws the borders between dims anew (``reshape``, ``unsqueeze``).
 """
 
@@ -27,6 +28,8 @@ class Signature:
     additive: operands in which the op is linear together, the others held fixed: given terms of all of
     them, the sum of the results is the result for the sums.
     sizes: the size of letters that share a dim. pieces: letters that count equal pieces of a dim.
+    segments: a blocked letter of one side, and the blocked letters (of the other side, or of no tensor) that lie side
+    by side in it. What cuts every one of them cuts it too. Letters without a dim have their size in ``sizes``.
     """
 
     operands: tuple[tuple[Dim, ...], ...]
@@ -36,6 +39,7 @@ class Signature:
     additive: frozenset[int] = frozenset()
     sizes: Mapping[str, Size] = field(default_factory=dict)
     pieces: frozenset[str] = frozenset()
+    segments: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def letters(self) -> tuple[str, ...]:
@@ -53,6 +57,7 @@ class Signature:
         notes = [f"blocked {' '.join(sorted(self.blocked))}"] if self.blocked else []
         notes += [f"linear in {', '.join(map(str, sorted(self.linear)))}"] if self.linear else []
         notes += [f"additive in {', '.join(map(str, sorted(self.additive)))}"] if self.additive else []
+        notes += [f"{whole} = {' + '.join(parts)}" for whole, parts in self.segments.items()]
         return "; ".join([f"{left} -> {right}", *notes])
 
 

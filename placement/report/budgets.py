@@ -15,6 +15,7 @@ from placement.graph.ir import Graph
 from placement.lang.diagnostics import Diagnostic, Diagnostics
 from placement.lang.spec import ExpectLine, Spec
 from placement.report.facts import Converted, Facts, Inside, facts
+from placement.report.fold import arrow, causes
 from placement.report.names import join, within
 from placement.report.units import show_bytes
 from placement.solver.plan import Plan
@@ -90,8 +91,8 @@ def _told(event: Converted | Inside) -> str:
     )
     if event.users and event.module not in ("", event.home):
         goal = event.module
-    cause = f", because of {', '.join(event.cause)}" if event.cause else ""
-    return f"{event.value} -> {goal}, {event.source} to {event.target}{cause}"
+    cause = f", because of {causes(event.cause)}" if event.cause else ""
+    return f"{event.value} -> {goal}, {arrow(event).replace(' -> ', ' to ')}{cause}"
 
 
 def _fault(line: ExpectLine, module: str, counted: Sequence[Counted]) -> Diagnostic | None:

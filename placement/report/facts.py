@@ -302,7 +302,7 @@ def _values(plan: Plan, names: Names) -> dict[str, dict[str, str]]:
     result: dict[str, dict[str, str]] = {}
     for path, info in plan.graph.modules.items():
         for index, returned in info.returned.items():
-            if path and returned:
+            if path and returned and returned[0] in plan.produced:  # what nothing uses is not computed
                 value = returned[0]
                 kind = placed.get(value, plan.produced[value])
                 name = path if not index else f"{path}@{index}"

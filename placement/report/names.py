@@ -90,7 +90,8 @@ class Names:
             if rest[: len(run)] == run:
                 return name
         place = self._dims.locate(value, run)
-        if place is None or not all(factor.piece for factor in place[1]):
+        before = [f for inner, _ in self._dims.segments(value, run) for f in inner]
+        if place is None or not all(factor.piece for factor in (*place[1], *before)):
             return "·".join(map(str, run))  # no word of the user's says it
         own = self._own_dims(self.parameters.get(value))
         return own[place[0]] if place[0] < len(own) else place[0]

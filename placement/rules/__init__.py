@@ -3,7 +3,7 @@
 Importing this package registers the project's own rules through the same ``rule`` that users call.
 """
 
-from placement.rules import attention, indexing, loss, pointwise, products, reductions, views
+from placement.rules import attention, indexing, loss, pointwise, products, reductions, spatial, spectra, views
 from placement.rules.core import Collective, Form, Implementation, Rule, lookup, rule, signature_of
 from placement.rules.strategies import Context, JointStrategy, Strategy, joint_strategy, strategies
 
@@ -25,6 +25,8 @@ __all__ = [
     "reductions",
     "rule",
     "signature_of",
+    "spatial",
+    "spectra",
     "strategies",
     "views",
 ]

@@ -8,14 +8,14 @@ plain form does not, with communication inside.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from placement.graph._torch import op_of, schema_arguments
-from placement.graph.ir import Node, Value, op_name
+from placement.graph.ir import Node, Size, Value, op_name
 from placement.graph.signature import Regrouping, Signature, expand, parse
 from placement.types import Action, Type
 
@@ -44,7 +44,7 @@ class Form:
     """One way to run an op: the types it takes and gives, and what it sends meanwhile.
 
     code is a template over the op's argument names, ``{axis}`` and, for a sharded operand or result,
-    ``{NAME_cut}`` (``dim, outer``).
+    ``{NAME_cut}`` (``dim, outer, segments=(2, 1, 1)``, as much of it as there is).
     """
 
     operands: tuple[Type, ...]
@@ -75,7 +75,8 @@ class Rule:
     signature: the index structure for a node. flops: forward, from the local extent of each letter.
     code: how the call is written, a template over argument names; None writes the op itself.
     shape: the argument that holds the result's sizes; piece: the argument that holds a piece's size;
-    pieces: the argument that lists the sizes of all pieces. view: whether the op moves no data.
+    pieces: the argument that lists the sizes of all pieces. along: arguments that are places in the dim ``dim`` of
+    operand 0, or lengths along it. view: whether the op moves no data.
     saves: what the backward needs, as ``saved`` reads it; None where that follows from the signature.
     """
 
@@ -85,6 +86,7 @@ class Rule:
     shape: str | None = None
     piece: str | None = None
     pieces: str | None = None
+    along: tuple[str, ...] = ()
     view: bool = False
     implementations: tuple[Implementation, ...] = field(default=())
     saves: str | None = None
@@ -106,6 +108,7 @@ def rule(
     shape: str | None = None,
     piece: str | None = None,
     pieces: str | None = None,
+    along: Iterable[str] = (),
     view: bool = False,
     implementations: Iterable[Implementation] = (),
     saves: str | None = None,
@@ -137,6 +140,7 @@ def rule(
         shape=shape,
         piece=piece,
         pieces=pieces,
+        along=tuple(along),
         view=view,
         implementations=tuple(implementations),
         saves=saves,
@@ -208,6 +212,34 @@ def arguments(node: Node) -> dict[str, Any]:
         else:
             result[name] = node.kwargs.get(name, default)
     return result
+
+
+def sizes_on_rank(node: Node, operand: Sequence[Size], results: Sequence[Sequence[Size]]) -> dict[str, Any]:
+    """The arguments that hold sizes, by name, on a rank where operand 0 and the results have these shapes."""
+    found, given = lookup(node), arguments(node)
+    local: dict[str, Any] = {}
+    if found is None:
+        return local
+    if found.shape:
+        asked, own = given[found.shape], tuple(results[0])
+        keep = len(asked) == len(own)
+        local[found.shape] = tuple(-1 if keep and asked[i] == -1 else s for i, s in enumerate(own))
+    if found.piece:
+        local[found.piece] = results[0][given["dim"]]
+    dim = given.get("dim")
+    if isinstance(dim, int) and (found.along or found.pieces):
+        whole = node.operands[0].shape[dim]
+        if isinstance(whole, int) and whole != operand[dim]:
+            n = whole // int(operand[dim])
+            if found.pieces:
+                local[found.pieces] = tuple(size // n for size in given[found.pieces])
+            local |= {name: _on_rank(given[name], whole, n) for name in found.along if given[name] is not None}
+    return local
+
+
+def _on_rank(place: int, whole: int, n: int) -> int:
+    """A place in a dim of which a rank has an n-th; what lies past the end is left as it is."""
+    return place if place >= whole else max(place + whole if place < 0 else place, 0) // n
 
 
 def elementwise(

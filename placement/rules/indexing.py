@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 
 import torch
 
 from placement.graph.ir import Node, Value
+from placement.graph.padded import EMBEDDING
 from placement.graph.signature import Dim, Signature
 from placement.rules.core import Form, Implementation, arguments, aten, rule
 from placement.rules.strategies import Context
@@ -40,17 +42,20 @@ def _padding(args: Mapping[str, str]) -> str:
 
 
 def _masked_code(args: Mapping[str, str]) -> str:
-    return (
-        f"rt.masked_embedding({args['indices']}, {args['weight']}, {args['axis']}{args['weight_cut']}{_padding(args)})"
-    )
+    rows = f", rows={args['size']}" if "size" in args else ""
+    given = f"{args['indices']}, {args['weight']}, {args['axis']}{args['weight_cut']}{_padding(args)}{rows}"
+    return f"rt.masked_embedding({given})"
 
 
 def _lookup_code(args: Mapping[str, str]) -> str:
     option = _padding(args) + (", scale_grad_by_freq=True" if args.get("scale_grad_by_freq") == "True" else "")
-    return f"F.embedding({args['indices']}, {args['weight']}{option})"
+    table = f"{args['weight']}[:{args['size']}]" if "size" in args else args["weight"]
+    return f"F.embedding({args['indices']}, {table}{option})"
 
 
-rule(aten.embedding, _embedding, code=_lookup_code, implementations=(Implementation("masked lookup", _masked),))
+_MASKED = Implementation("masked lookup", _masked)
+
+rule([aten.embedding, EMBEDDING], _embedding, code=_lookup_code, implementations=(_MASKED,))
 
 
 def _aligned(node: Node, source: Value, index: Value) -> tuple[tuple[Dim, ...], tuple[Dim, ...], frozenset[str]]:
@@ -97,6 +102,39 @@ def _scatter(node: Node) -> Signature | None:
 
 
 rule([aten.scatter.src, aten.scatter.value, aten.scatter_add], _scatter)
+
+
+def _scatter_reduce(node: Node) -> Signature | None:
+    """As above, but one rank has to know all that meet in a place; of sums only is it linear."""
+    found = _scatter(node)
+    linear = arguments(node)["reduce"] == "sum" and arguments(node)["include_self"]
+    return found if found is None or linear else dataclasses.replace(found, additive=frozenset())
+
+
+rule(aten.scatter_reduce.two, _scatter_reduce)
+
+
+def _masked_scatter(node: Node) -> Signature | None:
+    """Elements of a source, in order, take the places that a mask tells: who comes first has to be known.
+
+    A mask of rows, of size one in the last dim, takes whole rows of the source: then the last dim is parallel.
+    """
+    target, mask, source = node.operands
+    rank, size = len(target.shape), target.shape[-1] if target.shape else 1
+    rows = len(mask.shape) > 0 and mask.shape[-1] == 1 and len(source.shape) > 1 and source.shape[-1] == size != 1
+    dims = tuple((f"d{i}",) for i in range(rank))
+    offset = rank - len(mask.shape)
+    where = tuple(
+        () if s == 1 and target.shape[i + offset] != 1 else dims[i + offset] for i, s in enumerate(mask.shape)
+    )
+    given = tuple((f"s{i}",) for i in range(len(source.shape)))
+    if rows:
+        given = (*given[:-1], dims[-1])
+    whole = {letter for dims_ in (dims, given) for (letter,) in dims_} - ({f"d{rank - 1}"} if rows else set())
+    return Signature((dims, where, given), (dims,), frozenset(whole), additive=frozenset({0, 2}))
+
+
+rule(aten.masked_scatter, _masked_scatter)
 
 
 def _index_select(node: Node) -> Signature:
@@ -171,3 +209,21 @@ def _one_hot(node: Node) -> Signature | None:
 
 
 rule(aten.one_hot, _one_hot)
+
+
+def _found_in(node: Node) -> Signature | None:
+    """Each element by itself, in a list that is needed whole."""
+    first, second = node.operands if len(node.operands) == 2 else (None, None)
+    if first is None or second is None:
+        return None
+    backwards = node.op is aten.searchsorted.Tensor  # the list comes first
+    listed, elements = (first, second) if backwards else (second, first)
+    if len(listed.shape) != 1 and node.op is not aten.isin.Tensor_Tensor:
+        return None  # a list for each row
+    dims = tuple((f"d{i}",) for i in range(len(elements.shape)))
+    inside = tuple((f"s{i}",) for i in range(len(listed.shape)))
+    operands = (inside, dims) if backwards else (dims, inside)
+    return Signature(operands, (dims,), frozenset(letter for (letter,) in inside))
+
+
+rule([aten.bucketize.Tensor, aten.isin.Tensor_Tensor, aten.searchsorted.Tensor], _found_in)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from placement.graph.ir import Node, Size, Value, numel, op_name
+from placement.graph.padded import CROSS_ENTROPY
 from placement.graph.signature import Dim, Signature
 from placement.rules.core import Collective, Form, Implementation, arguments, aten, rule
 from placement.rules.reductions import COUNT
@@ -77,7 +78,7 @@ def _over_classes(node: Node, context: Context) -> Iterator[Form]:
         kind = context.shard(logits, run)
         if kind is not None:
             loss = I if result.requires_grad else R
-            yield Form((kind, *rest), (loss,), collectives, _call("rt.class_parallel_cross_entropy"))
+            yield Form((kind, *rest), (loss,), collectives, _by_class)
 
 
 def _over_tokens(node: Node, context: Context) -> Iterator[Form]:
@@ -92,7 +93,7 @@ def _over_tokens(node: Node, context: Context) -> Iterator[Form]:
         for run in context.runs(context.dims.of(target)[dim]):
             kinds = context.shard(logits, run), context.shard(target, run)
             if kinds[0] is not None and kinds[1] is not None:
-                yield Form((kinds[0], kinds[1], *rest), (P,), count, _call("rt.token_parallel_cross_entropy"))
+                yield Form((kinds[0], kinds[1], *rest), (P,), count, _by_tokens)
 
 
 def _options(args: Mapping[str, str]) -> str:
@@ -102,18 +103,27 @@ def _options(args: Mapping[str, str]) -> str:
     return options + (f", reduction={reduction!r}" if reduction != "mean" else "")
 
 
-def _call(name: str) -> Callable[[Mapping[str, str]], str]:
-    def code(args: Mapping[str, str]) -> str:
-        tokens = f", tokens={args[_TOKENS]}" if _TOKENS in args else ""
-        return f"{name}({args['self']}, {args['target']}, {args['axis']}{args['self_cut']}{_options(args)}{tokens})"
+def _logits(args: Mapping[str, str]) -> str:
+    """The logits without what they are padded with."""
+    return f"rt.classes({args['self']}, {args['size']})" if "size" in args else args["self"]
 
-    return code
+
+def _by_class(args: Mapping[str, str]) -> str:
+    tokens = f", tokens={args[_TOKENS]}" if _TOKENS in args else ""
+    tokens += f", classes={args['size']}" if "size" in args else ""
+    given = f"{args['self']}, {args['target']}, {args['axis']}{args['self_cut']}{_options(args)}{tokens}"
+    return f"rt.class_parallel_cross_entropy({given})"
+
+
+def _by_tokens(args: Mapping[str, str]) -> str:
+    given = f"{_logits(args)}, {args['target']}, {args['axis']}{args['self_cut']}{_options(args)}"
+    return f"rt.token_parallel_cross_entropy({given})"
 
 
 rule(
-    aten.cross_entropy_loss,
+    [aten.cross_entropy_loss, CROSS_ENTROPY],
     _cross_entropy,
-    code=lambda args: f"F.cross_entropy({args['self']}, {args['target']}{_options(args)})",
+    code=lambda args: f"F.cross_entropy({_logits(args)}, {args['target']}{_options(args)})",
     implementations=(
         Implementation("over classes", _over_classes, joins=(_TOKENS,)),
         Implementation(_TOKENS, _over_tokens, counts=True),

@@ -22,8 +22,8 @@ _NONLINEAR = [
     aten.div.Tensor_mode, aten.floor_divide, aten.fmax, aten.fmin, aten.fmod, aten.hypot, aten.lerp, aten.logaddexp,
     aten.logical_and, aten.logical_or, aten.logical_xor, aten.max.other, aten.maximum, aten.min.other, aten.minimum,
     aten.remainder, aten.xlogy,
-    # of nothing but the shape
-    aten.full_like, aten.ones_like, aten.zeros_like,
+    # of nothing but the shape, or a number
+    aten.fill, aten.full_like, aten.isin.Tensor_Scalar, aten.ones_like, aten.zeros_like,
 ]  # fmt: skip
 rule(_NONLINEAR, elementwise)
 

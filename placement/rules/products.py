@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from placement.graph.ir import Node
+from placement.graph.ir import Node, Size, op_name
 from placement.graph.signature import Dim, Signature
-from placement.rules.core import arguments, aten, rule
+from placement.rules.core import Code, Form, Implementation, arguments, aten, rule
+from placement.rules.strategies import Context
 
 
 def twice_all(extent: Mapping[str, int]) -> int:
@@ -122,21 +123,24 @@ rule(aten.einsum, _einsum, flops=twice_all, code="torch.einsum({equation}, {tens
 def _convolution(node: Node) -> Signature | None:
     """Parallel in batch and output channels, contracted over input channels; positions are needed whole.
 
-    With groups only the batch is parallel: the op is told the global number of groups.
+    With groups, channels are groups times channels of a group. Those are whole: the op is told the number of groups.
     """
     source, weight = node.operands[:2]
     groups = arguments(node)["groups"]
     spatial = len(weight.shape) - 2
-    if len(source.shape) != len(weight.shape):
+    if len(source.shape) != len(weight.shape) or not all(isinstance(s, int) for s in (groups, *weight.shape[:2])):
         return None  # without a batch dim
     before = tuple((f"x{i}",) for i in range(spatial))
     kernel = tuple((f"k{i}",) for i in range(spatial))
     after = tuple((f"y{i}",) for i in range(spatial))
-    inner, outer = ("i",), ("o",)
     whole = {letter for dims in (before, kernel, after) for (letter,) in dims}
+    inner: Dim = ("i",)
+    outer: Dim = ("o",)
+    sizes: dict[str, Size] = {}
     if groups != 1:
-        whole |= {"i", "o", "g"}
-    operands = [(("b",), inner, *before), (outer, inner if groups == 1 else ("g",), *kernel)]
+        inner, outer, whole = ("g", "i"), ("g", "o"), whole | {"g", "i", "o"}
+        sizes = {"g": groups, "i": _per_group(source.shape[1], groups), "o": _per_group(weight.shape[0], groups)}
+    operands = [(("b",), inner, *before), (outer, ("i",), *kernel)]
     bias = len(node.operands) > 2
     return Signature(
         operands=(*operands, *([(outer,)] if bias else [])),
@@ -144,14 +148,70 @@ def _convolution(node: Node) -> Signature | None:
         blocked=frozenset(whole),
         linear=frozenset() if bias else frozenset({0, 1}),
         additive=frozenset({0, 2}) if bias else frozenset(),
+        sizes=sizes,
     )
+
+
+def _per_group(channels: Size, groups: int) -> Size:
+    assert isinstance(channels, int)
+    return channels // groups
+
+
+def _own_groups(node: Node, context: Context) -> Iterator[Form]:
+    """Each rank has some of the groups, and their part of every operand: nothing is sent."""
+    if arguments(node)["groups"] == 1:
+        return
+    for run in context.runs(context.dims.letters[node].get("g", ())):
+        kinds = [context.shard(value, run) for value in (*node.operands, *node.results)]
+        given = tuple(kind for kind in kinds if kind is not None)
+        if len(given) == len(kinds):
+            yield Form(given[:-1], given[-1:], code=_convolution_code(node))
+
+
+def _convolution_code(node: Node) -> Code:
+    name = op_name(node.op).split(".")[1]
+
+    def code(args: Mapping[str, str]) -> str:
+        bias = args.get("bias", "None")
+        rest = f"{args['stride']}, {args['padding']}, {args['dilation']}, {args['groups']} // {args['axis']}.size"
+        return f"torch.{name}({args['input']}, {args['weight']}, {bias}, {rest})"
+
+    return code
 
 
 def _convolution_flops(extent: Mapping[str, int]) -> int:
     """An upper estimate: as many outputs as input positions."""
     spatial = [size for letter, size in extent.items() if letter[0] in "xk"]
-    channels = extent["o"] * extent.get("i", 1) if "g" not in extent else extent["o"] * extent["g"]
+    channels = extent["o"] * extent.get("i", 1) * extent.get("g", 1)
     return 2 * extent["b"] * channels * math.prod(spatial)
 
 
-rule([aten.conv1d, aten.conv2d, aten.conv3d], _convolution, flops=_convolution_flops)
+rule(
+    [aten.conv1d, aten.conv2d, aten.conv3d],
+    _convolution,
+    flops=_convolution_flops,
+    implementations=(Implementation("own groups", _own_groups),),
+)
+
+
+def _transposed(node: Node) -> Signature | None:
+    """A convolution backwards: the weight has its input channels first. With groups only the batch is parallel."""
+    source, weight = node.operands[:2]
+    if len(source.shape) != len(weight.shape):
+        return None
+    spatial = range(len(weight.shape) - 2)
+    kept = arguments(node)["groups"] == 1
+    inner, outer, own = ("i",), ("o",), ("o",) if kept else ("p",)
+    operands = [(("b",), inner, *((f"x{i}",) for i in spatial)), (inner, own, *((f"k{i}",) for i in spatial))]
+    whole = {f"{letter}{i}" for letter in "xky" for i in spatial} | (set() if kept else {"i", "o", "p"})
+    bias = len(node.operands) > 2
+    return Signature(
+        operands=(*operands, *([(outer,)] if bias else [])),
+        results=((("b",), outer, *((f"y{i}",) for i in spatial)),),
+        blocked=frozenset(whole),
+        linear=frozenset() if bias else frozenset({0, 1}),
+        additive=frozenset({0, 2}) if bias else frozenset(),
+    )
+
+
+rule([aten.conv_transpose1d, aten.conv_transpose2d, aten.conv_transpose3d], _transposed, flops=_convolution_flops)

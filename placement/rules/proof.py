@@ -6,6 +6,7 @@ a collective, so that a proof owes nothing to the runtime that it may be used to
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from placement.graph._torch import overload_for, schema_arguments
 from placement.graph.capture import capture
 from placement.graph.factors import infer
 from placement.graph.ir import Graph, Input, Node, Value, leaves, op_name, substitute
-from placement.rules.core import arguments, lookup, signature_of
+from placement.rules.core import signature_of, sizes_on_rank
 from placement.rules.strategies import Context, Strategy, strategies
 from placement.types import Kind, Type, dual
 
@@ -39,14 +40,18 @@ class Call:
         return tuple(int(s) // self.context.n if cut and cut[0] == i else int(s) for i, s in enumerate(value.shape))
 
 
-def _cut(context: Context, value: Value, kind: Type) -> tuple[int, int] | None:
-    """Where ``kind`` cuts ``value``: the dim, and the size of what lies before the run in it."""
+def _cut(context: Context, value: Value, kind: Type) -> tuple[int, tuple[int, ...]] | None:
+    """Where ``kind`` cuts ``value``: the dim, and the lengths of what it cuts there one after the other, in ratio."""
     if kind.kind is not Kind.S:
         return None
     place = context.dims.locate(value, kind.over)  # type: ignore[arg-type]
     if place is None:
         raise ValueError(f"{value.name} has no {kind!r}")
-    return place[0], math.prod(int(f.size) for f in place[1])
+    lengths: list[int] = []
+    for before, size in context.dims.segments(value, kind.over) or (((), 1),):  # type: ignore[arg-type]
+        count = math.prod(int(f.size) for f in before)
+        lengths += [size // count] * count
+    return place[0], tuple(lengths * math.prod(int(f.size) for f in place[1]))
 
 
 Execute = Callable[[Call], Sequence[Sequence[Tensor]]]
@@ -128,7 +133,7 @@ def prove(
     tensors = [leaf for leaf in leaves((args, tuple(kwargs.values()))) if isinstance(leaf, Tensor)]
     asked = gradients and any(t.requires_grad for t in tensors)
     fresh = {
-        id(t): t.detach().clone().requires_grad_(gradients and t.is_floating_point() and (t.requires_grad or not asked))
+        id(t): t.detach().clone().requires_grad_(gradients and _differentiable(t) and (t.requires_grad or not asked))
         for t in tensors
     }
     args = substitute(args, lambda leaf: fresh.get(id(leaf), leaf))
@@ -165,7 +170,7 @@ def _single(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[
     args, kwargs = substitute(args, value), {k: substitute(v, value) for k, v in kwargs.items()}
     grad = any(v.requires_grad for v in env)
     results = tuple(
-        Value(f"y{i}", tuple(t.shape), t.dtype, grad and t.is_floating_point()) if isinstance(t, Tensor) else None
+        Value(f"y{i}", tuple(t.shape), t.dtype, grad and _differentiable(t)) if isinstance(t, Tensor) else None
         for i, t in enumerate(outputs if isinstance(outputs, tuple | list) else (outputs,))
     )
     inputs = tuple(Input(v, v.name) for v in env)
@@ -219,15 +224,8 @@ def _results(node: Node, outputs: Sequence[Tensor]) -> dict[Value, Tensor]:
 
 def run_locally(call: Call) -> list[tuple[Tensor, ...]]:
     """The op itself on each rank's tensors, with the sizes in its arguments as they are on a rank."""
-    rule = lookup(call.node)
-    given: dict[str, Any] = {}
-    if rule and rule.shape:
-        given[rule.shape] = call.local_shape(0)
-    if rule and rule.piece:
-        given[rule.piece] = call.local_shape(0)[arguments(call.node)["dim"]]
-    if rule and rule.pieces:
-        dim = arguments(call.node)["dim"]
-        given[rule.pieces] = [call.local_shape(i)[dim] for i in range(len(call.node.results))]
+    results = [call.local_shape(i) for i in range(len(call.node.results))]
+    given = sizes_on_rank(call.node, call.operands[0][0].shape, results)
     return [_call(call.node, operands, given) for operands in call.operands]
 
 
@@ -349,21 +347,27 @@ class _Place:
 
     def tolerance(self) -> float:
         """How far results may be off, relative to the largest: what the narrowest dtype at the op rounds, and some."""
-        dtypes = [v.dtype for v in (*self.node.operands, *self.node.results) if v.dtype.is_floating_point]
+        values = (*self.node.operands, *self.node.results)
+        dtypes = [v.dtype for v in values if v.dtype.is_floating_point or v.dtype.is_complex]
         return max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0) ** 0.75
 
 
-def _indices(size: int, outer: int, n: int, rank: int) -> Tensor:
-    """Which indices of a dim of ``size``, viewed as (outer, rest), are in block ``rank`` of rest."""
-    rest = size // outer
-    if outer * rest != size or rest % n:
-        raise ValueError(f"{n} ranks cannot cut a dim of {size} behind {outer}")
-    mine = range(rank * rest // n, (rank + 1) * rest // n)
-    return torch.tensor([o * rest + i for o in range(outer) for i in mine], dtype=torch.long)
+def _indices(size: int, lengths: Sequence[int], n: int, rank: int) -> Tensor:
+    """Which indices of a dim of ``size``, of neighbours in the ratio of ``lengths``, are in block ``rank`` of each."""
+    unit, rest = divmod(size, sum(lengths))
+    if rest or any(unit * length % n for length in lengths):
+        raise ValueError(f"{n} ranks cannot cut a dim of {size} in {list(lengths)}")
+    starts = [0, *itertools.accumulate(unit * length for length in lengths)]
+    blocks = [(start, unit * length // n) for start, length in zip(starts, lengths, strict=False)]
+    return torch.tensor([i for start, b in blocks for i in range(start + rank * b, start + rank * b + b)])
+
+
+def _differentiable(x: Tensor) -> bool:
+    return x.is_floating_point() or x.is_complex()
 
 
 def _random(like: Tensor, generator: torch.Generator) -> Tensor:
-    if like.is_floating_point():
+    if _differentiable(like):
         return torch.randn(like.shape, generator=generator, dtype=like.dtype)
     return torch.randint(-3, 4, like.shape, generator=generator).to(like.dtype)
 
@@ -371,7 +375,7 @@ def _random(like: Tensor, generator: torch.Generator) -> Tensor:
 def _difference(found: Tensor, expected: Tensor, tolerance: float) -> str:
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return f"{found.dtype}{list(found.shape)} instead of {expected.dtype}{list(expected.shape)}"
-    if not expected.is_floating_point():
+    if not _differentiable(expected):
         return "" if torch.equal(found, expected) else "values differ"
     unequal = found != expected  # infinities may be equal, though their difference is no number
     if not unequal.any():

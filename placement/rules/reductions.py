@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from placement.graph.ir import Node
+from placement.graph.ir import Node, numel
 from placement.graph.signature import Dim, Signature
 from placement.rules.core import Collective, Form, Implementation, arguments, aten, elementwise, rule
 from placement.rules.strategies import Context
@@ -109,8 +109,36 @@ def _norm(node: Node) -> Signature:
     )
 
 
-rule(aten.layer_norm, _norm, code="F.layer_norm({input}, {normalized_shape}, {weight}, {bias}, {eps})")
-rule(aten.rms_norm, _norm, code="F.rms_norm({input}, {normalized_shape}, {weight}, {eps})")
+def _statistics(code: str, launches: int) -> Implementation:
+    """Each rank has a part of the normalised dims, and of weight and bias: a number per row is reduced each way."""
+
+    def forms(node: Node, context: Context) -> Iterator[Form]:
+        source, count = node.operands[0], len(arguments(node)["normalized_shape"])
+        rows = numel(source.shape[: len(source.shape) - count], context.hints) * max(source.dtype.itemsize, 4)
+        phases = ("forward", "backward") if node.results[0].requires_grad else ("forward",)
+        sent = tuple(Collective(Action.ALL_REDUCE, rows, phase, 0) for phase in phases for _ in range(launches))
+        for dim in context.dims.of(source)[len(source.shape) - count :]:
+            for run in context.runs(dim):
+                kinds = [context.shard(value, run) for value in (*node.operands, *node.results)]
+                given = tuple(kind for kind in kinds if kind is not None)
+                if len(given) == len(kinds):
+                    yield Form(given[:-1], given[-1:], sent, code.replace("COUNT", str(count)))
+
+    return Implementation("reduced statistics", forms)
+
+
+rule(
+    aten.layer_norm,
+    _norm,
+    code="F.layer_norm({input}, {normalized_shape}, {weight}, {bias}, {eps})",
+    implementations=(_statistics("rt.layer_norm({input}, {axis}, COUNT, {weight}, {bias}, {eps})", 2),),
+)
+rule(
+    aten.rms_norm,
+    _norm,
+    code="F.rms_norm({input}, {normalized_shape}, {weight}, {eps})",
+    implementations=(_statistics("rt.rms_norm({input}, {axis}, COUNT, {weight}, {eps})", 1),),
+)
 rule(aten.native_layer_norm, _norm)
 
 
@@ -122,3 +150,15 @@ def _group_norm(node: Node) -> Signature:
 
 
 rule(aten.group_norm, _group_norm)
+
+
+def _weight_norm(node: Node) -> Signature:
+    """A direction of length one times a length, for each index of one dim; the others are needed whole."""
+    rank, dim = len(node.operands[0].shape), arguments(node)["dim"]
+    dims = tuple((f"d{i}",) for i in range(rank))
+    lengths: tuple[Dim, ...] = tuple(d if i == dim % rank else () for i, d in enumerate(dims))
+    whole = frozenset(letter for i, (letter,) in enumerate(dims) if i != dim % rank)
+    return Signature((dims, lengths), (dims,), whole, frozenset({1}))
+
+
+rule(aten._weight_norm, _weight_norm)  # noqa: SLF001 - aten's name

@@ -152,6 +152,13 @@ def _pad(node: Node) -> Iterator[Kept]:
         yield Kept(node.operands[0])
 
 
+def _transform(node: Node) -> Iterator[Kept]:
+    """A transform of complex numbers keeps nothing; of real ones its gradient is made real like them."""
+    (operand,) = node.operands
+    if not operand.dtype.is_complex:
+        yield Kept(operand)
+
+
 def _difference(node: Node) -> Iterator[Kept]:
     """The difference itself, at the size of the larger operand."""
     larger = max(node.operands, key=lambda v: len(v.shape))
@@ -192,7 +199,18 @@ _TABLE: dict[str, Line] = {
     "bmm": _PRODUCT.format("self", "mat2"),
     "addmm": _PRODUCT.format("mat1", "mat2"),
     "baddbmm": _PRODUCT.format("batch1", "batch2"),
-    "conv1d conv2d conv3d": "input, weight",
+    "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d": "input, weight",
+    "_weight_norm": "v, g, copy g",
+    "avg_pool1d avg_pool2d avg_pool3d": "self",
+    "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d": "self",
+    "max_pool1d max_pool2d max_pool3d": "self, 8 per result",
+    "max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices": "self, result.1",
+    "polar": "result",
+    "complex": "real for real, imag for imag",
+    "fft_fft fft_ifft fft_rfft fft_rfft2 fft_rfftn": _transform,
+    "masked_scatter": "mask",
+    "scatter_reduce": "self, index, src, result",
+    "fill.Scalar": "",
     "pad": _pad,
     "index": _indices,
     "embedding": "indices",
@@ -249,7 +267,7 @@ def kept(node: Node, implementation: str = "") -> tuple[Kept, ...]:
     found = lookup(node)
     line: Line | None = found.saves if found else None
     namespace, name = _op_key(node)
-    if line is None and namespace == "aten":
+    if line is None and namespace in ("aten", "placement"):
         plain = name.partition(".")[0]
         lines = _lines()
         line = lines.get(f"{plain} by {implementation}")

@@ -17,6 +17,7 @@ import torch
 
 from placement.graph.factors import Dims, Factors
 from placement.graph.ir import Node, Size, Value, evaluate
+from placement.graph.segments import holds, shared, side_by_side
 from placement.graph.signature import Regrouping, Signature
 from placement.rules.core import Code, Collective, lookup
 from placement.types import I, Joint, P, R, S, Type
@@ -131,7 +132,8 @@ class Context:
         """What a shard may cut of a product: a factor that the axis divides, or the shortest such run of factors.
 
         A run has at least two factors and starts at one that the axis does not divide: four ranks cut
-        two KV heads with two query heads each through kv_heads · group.
+        two KV heads with two query heads each through kv_heads · group. Of a sum whose segments have a factor in
+        common it is what every segment has: a cut of the sum itself would run across them.
         """
         known = self.known.runs
         if factors not in known:
@@ -142,6 +144,9 @@ class Context:
         for start, factor in enumerate(factors):
             if factor.piece or factor.size == 1:
                 continue
+            if shared(factor):
+                yield from self.runs_in_all(factor.segments)
+                continue
             if self.divides(factor.size):
                 yield (factor,)
                 continue
@@ -149,11 +154,15 @@ class Context:
             if run:
                 yield run
 
+    def runs_in_all(self, segments: Sequence[Factors]) -> tuple[Factors, ...]:
+        """What a shard may cut of every one of these products."""
+        return tuple(run for run in self.runs(segments[0]) if all(holds(segment, run) for segment in segments))
+
     def _run(self, factors: Factors, start: int) -> Factors | None:
         product = 1
         for end in range(start, len(factors)):
             size = factors[end].size
-            if not isinstance(size, int):
+            if not isinstance(size, int) or shared(factors[end]):
                 return None
             product *= size
             if end > start and product % self.n == 0:
@@ -211,6 +220,7 @@ def _plain(node: Node, operands: tuple[Value, ...], context: Context) -> Iterato
     elif signature is not None:
         if node not in context.dims.opaque:
             yield from _cut(node, operands, signature, context)
+            yield from _cut_in_segments(node, operands, signature, context)
         yield from _partial(node, operands, signature)
 
 
@@ -257,6 +267,28 @@ def _cut(node: Node, operands: tuple[Value, ...], signature: Signature, context:
         for run in context.runs(letters.get(letter, ())):
             before = _types(operands, letter, run, given, others, context)
             after = _types(node.results, letter, run, made, [P if sums else None] * len(made), context)
+            if before and after:
+                yield Strategy(before, after)
+
+
+def _cut_in_segments(
+    node: Node, operands: tuple[Value, ...], signature: Signature, context: Context
+) -> Iterator[Strategy]:
+    """A dim that is a sum on one side of the op and apart on the other: what cuts all segments cuts both sides."""
+    letters = context.dims.letters[node]
+    for whole, parts in signature.segments.items():
+        segments = side_by_side(letters.get(whole, ()), [letters.get(part, ()) for part in parts])
+        if segments is None:
+            continue
+        one = {whole, *parts}
+        inside = [
+            frozenset({whole}) if any(one & set(dim) for dim in dims) else frozenset[str]()
+            for dims in (*signature.operands, *signature.results)
+        ]
+        given, made = inside[: len(operands)], inside[len(operands) :]
+        for run in context.runs_in_all(segments):
+            before = _types(operands, whole, run, given, [R] * len(operands), context)
+            after = _types(node.results, whole, run, made, [None] * len(made), context)
             if before and after:
                 yield Strategy(before, after)
 

@@ -98,13 +98,41 @@ def _expand(node: Node) -> Signature:
 rule(aten.expand, _expand, shape="size", code="{self}.expand({size*})", view=True)
 
 
-def _partly(node: Node, dim: int) -> Signature:
-    """A part of one dim is taken: that dim is whole before, and another one after."""
+def _partly(node: Node, dim: int, start: Size, length: Size, step: Size = 1) -> Signature:
+    """A part of one dim is taken: the dim is the sum of what is before it, of it, and of what is after it."""
     (source,), (result,) = node.operands, node.results
-    rank = len(source.shape)
+    dim %= len(source.shape)
     before = _letters(source)
-    after = tuple(("part",) if i == dim % rank else before[i] for i in range(len(result.shape)))
-    return Signature((before,), (after,), frozenset({f"d{dim % rank}", "part"}), frozenset({0}))
+    after = tuple(("part",) if i == dim else before[i] for i in range(len(result.shape)))
+    size = source.shape[dim]
+    sizes: dict[str, Size] = {}
+    if isinstance(size, int) and isinstance(start, int) and isinstance(length, int) and step == 1 and 0 < length < size:
+        neighbours = {"before": start, "part": length, "after": size - start - length}
+        sizes = {letter: extent for letter, extent in neighbours.items() if extent}
+    return Signature(
+        (before,),
+        (after,),
+        frozenset({f"d{dim}", "part"}),
+        frozenset({0}),
+        sizes=sizes,
+        segments={f"d{dim}": tuple(sizes)} if sizes else {},
+    )
+
+
+def _sliced(node: Node) -> Signature:
+    given = arguments(node)
+    dim, start = given["dim"], given["start"] or 0
+    if isinstance(start, int) and start < 0 and isinstance(size := node.operands[0].shape[dim], int):
+        start = max(start + size, 0)
+    return _partly(node, dim, start, node.results[0].shape[dim], given["step"])
+
+
+def _narrowed(node: Node) -> Signature:
+    given = arguments(node)
+    dim, start = given["dim"], given["start"]
+    if isinstance(start, int) and start < 0 and isinstance(size := node.operands[0].shape[dim], int):
+        start += size
+    return _partly(node, dim, start, given["length"])
 
 
 def _replaced(node: Node, dim: int) -> Signature:
@@ -135,13 +163,8 @@ def _slice_code(args: Mapping[str, str]) -> str:
     return f"{args['self']}[{before}{start}:{end}{step}{after}]"
 
 
-rule(aten.slice.Tensor, lambda node: _partly(node, arguments(node)["dim"]), code=_slice_code, view=True)
-rule(
-    aten.narrow,
-    lambda node: _partly(node, arguments(node)["dim"]),
-    code="{self}.narrow({dim}, {start}, {length})",
-    view=True,
-)
+rule(aten.slice.Tensor, _sliced, along=("start", "end"), code=_slice_code, view=True)
+rule(aten.narrow, _narrowed, along=("start", "length"), code="{self}.narrow({dim}, {start}, {length})", view=True)
 
 
 def _select(node: Node) -> Signature:
@@ -173,7 +196,7 @@ rule(aten.unbind, _unbind, code="{self}.unbind({dim})", view=True)
 
 
 def _split(node: Node) -> Signature:
-    """Equal pieces: the dim is pieces · rest, and a shard of the rest cuts every piece. Unequal ones: blocked."""
+    """Equal pieces: the dim is pieces · rest, and a shard of the rest cuts every piece. Unequal ones: their sum."""
     (source,) = node.operands
     rank = len(source.shape)
     dim = arguments(node)["dim"] % rank
@@ -192,16 +215,34 @@ def _split(node: Node) -> Signature:
             sizes=sizes,
             pieces=frozenset({"piece"}),
         )
-    parts = [tuple((f"part{k}",) if i == dim else d for i, d in enumerate(dims)) for k in range(len(node.results))]
-    blocked = frozenset({dims[dim][0], *(f"part{k}" for k in range(len(node.results)))})
-    return Signature((tuple(dims),), tuple(parts), blocked, frozenset({0}))
+    made = [k for k, value in enumerate(node.outputs) if value is not None]
+    parts = [tuple((f"part{k}",) if i == dim else d for i, d in enumerate(dims)) for k in made]
+    blocked = frozenset({dims[dim][0], *(f"part{k}" for k in made)})
+    sizes: dict[str, Size] = {}
+    if (pieces := _pieces(node, dim)) and isinstance(source.shape[dim], int) and len(pieces) == len(node.outputs) > 1:
+        sizes = {f"part{k}": size for k, size in enumerate(pieces)}
+    if not all(isinstance(size, int) and size > 0 for size in sizes.values()):
+        sizes = {}
+    segments = {dims[dim][0]: tuple(sizes)} if sizes else {}
+    return Signature((tuple(dims),), tuple(parts), blocked, frozenset({0}), sizes=sizes, segments=segments)
+
+
+def _pieces(node: Node, dim: int) -> tuple[Size, ...]:
+    """The sizes of all that a dim is split into, also of what nothing uses; () where they do not follow."""
+    given = arguments(node)
+    listed = given.get("split_sizes", given.get("split_size"))
+    if isinstance(listed, tuple | list):
+        return tuple(listed)
+    if len(node.results) < len(node.outputs):
+        return ()
+    return tuple(value.shape[dim] for value in node.results)
 
 
 rule(aten.split.Tensor, _split, piece="split_size", code="{self}.split({split_size}, {dim})", view=True)
 
 
 def _split_code(args: Mapping[str, str]) -> str:
-    """Equal pieces by their number, which is the same on a rank; unequal ones are never cut."""
+    """Equal pieces by their number, which is the same on a rank; unequal ones by their sizes there."""
     listed = args.get("split_sizes", args.get("split_size", ""))
     if len(set(listed.strip("()[], ").split(", "))) == 1:
         return f"{args['self']}.chunk({args['pieces']}, {args['dim']})"
@@ -214,15 +255,22 @@ rule(aten.chunk, _split, code="{self}.chunk({pieces}, {dim})", view=True)
 
 
 def _cat(node: Node) -> Signature:
-    """The joined dim is whole in every operand and in the result; the others run together."""
+    """The joined dim of the result is the sum of those of the operands; the others run together."""
     (result,) = node.results
     rank = len(result.shape)
     dim = arguments(node)["dim"] % rank
     operands = tuple(
         tuple((f"part{k}",) if i == dim else (f"d{i}",) for i in range(rank)) for k in range(len(node.operands))
     )
-    blocked = frozenset({f"d{dim}", *(f"part{k}" for k in range(len(node.operands)))})
-    return Signature(operands, (_letters(result),), blocked, additive=frozenset(range(len(node.operands))))
+    parts = tuple(f"part{k}" for k in range(len(node.operands)))
+    static = len(parts) > 1 and all(isinstance(v.shape[dim], int) and v.shape[dim] != 0 for v in node.operands)
+    return Signature(
+        operands,
+        (_letters(result),),
+        frozenset({f"d{dim}", *parts}),
+        additive=frozenset(range(len(node.operands))),
+        segments={f"d{dim}": parts} if static else {},
+    )
 
 
 rule(aten.cat, _cat)

@@ -17,9 +17,10 @@ from placement.runtime.exchange import (
 )
 from placement.runtime.gathers import gathered
 from placement.runtime.lookup import masked_embedding
-from placement.runtime.losses import class_parallel_cross_entropy, token_parallel_cross_entropy
+from placement.runtime.losses import class_parallel_cross_entropy, classes, token_parallel_cross_entropy
 from placement.runtime.means import mean
 from placement.runtime.module import Module, attention, buffer, dropout, param, summed, tied
+from placement.runtime.norms import layer_norm, rms_norm
 from placement.runtime.outputs import Output
 from placement.runtime.program import Program
 from placement.runtime.rng import seed, steps
@@ -53,11 +54,13 @@ __all__ = [
     "attention",
     "buffer",
     "class_parallel_cross_entropy",
+    "classes",
     "clip_grad_norm_",
     "dropout",
     "gathered",
     "invariant",
     "joint_exchange",
+    "layer_norm",
     "masked_embedding",
     "mean",
     "pad",
@@ -66,6 +69,7 @@ __all__ = [
     "record",
     "reduce_scatter",
     "replicated",
+    "rms_norm",
     "same_random",
     "seed",
     "simulate",

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from placement.runtime import trace
 from placement.runtime._torch import eager, flattened
-from placement.runtime.cuts import Cut, block, blocks, joined, padded
+from placement.runtime.cuts import Cut, block, blocks, joined, padded, places
 from placement.runtime.errors import MeshError, SizeError
 
 if TYPE_CHECKING:
@@ -141,11 +141,12 @@ class Axis(ABC):
         dtype = xs[0].dtype
         sums = step.kind in ("all_reduce", "reduce_scatter") and step.op == "sum" and dtype.is_floating_point
         wire = self.reduce_dtype if sums and self.reduce_dtype is not None else dtype
-        sent = [_packed(step, x.to(wire), self) for x in xs]
+        sent = [_packed(step, x.to(wire), self, rank) for rank, x in zip(self.held, xs, strict=True)]
         parts = self.size if step.kind in ("all_gather", "all_to_all") else 1
         if self.recorded:
             trace.note(step.kind, self.name, parts * sent[0].numel() * sent[0].element_size())
-        return [_unpacked(step, y, self.size).to(dtype) for y in self._transport(step, sent)]
+        received = zip(self.held, self._transport(step, sent), strict=True)
+        return [_unpacked(step, y, self.size, rank).to(dtype) for rank, y in received]
 
 
 class MeshAxis(Axis):
@@ -202,24 +203,53 @@ def _dense(x: Tensor) -> Tensor:
     return x.resolve_conj().resolve_neg().contiguous()
 
 
-def _packed(step: Step, x: Tensor, axis: Axis) -> Tensor:
+def _packed(step: Step, x: Tensor, axis: Axis, rank: int) -> Tensor:
     """The buffer that ``step`` sends of ``x``."""
     if step.kind == "reduce_scatter":
         return _dense(blocks(x, step.where, axis.size, f"reduce_scatter over axis {axis.name!r}"))
     if step.kind == "all_to_all":
+        if _across_segments(step):
+            own, theirs = step.where, step.to or step.where
+            return _dense(torch.stack([x.index_select(own.dim, at) for at in _met(own, theirs, x, axis.size, rank)]))
         _, to = _local_cuts(step, axis.size)
         return _dense(blocks(x, to, axis.size, f"all_to_all over axis {axis.name!r}"))
     return _dense(x)
 
 
-def _unpacked(step: Step, y: Tensor, n: int) -> Tensor:
+def _unpacked(step: Step, y: Tensor, n: int, rank: int) -> Tensor:
     """The result that ``step`` makes of a received buffer."""
     if step.kind == "all_gather":
         return joined(y, step.where, "all_gather")
+    if step.kind == "all_to_all" and _across_segments(step):
+        theirs, own = step.where, step.to or step.where
+        out = torch.cat(y.unbind(), own.dim)  # of the right shape; every element is overwritten
+        for part, at in zip(y, _met(own, theirs, out, n, rank), strict=True):
+            out.index_copy_(own.dim, at, part)
+        return out
     if step.kind == "all_to_all":
         cut, _ = _local_cuts(step, n)
         return joined(y, cut, "all_to_all")
     return y
+
+
+def _across_segments(step: Step) -> bool:
+    """Whether an all-to-all goes between two cuts of one dim of which one has segments."""
+    cut, to = step.where, step.to or step.where
+    return cut.dim == to.dim and bool(cut.segments or to.segments)
+
+
+def _met(own: Cut, theirs: Cut, x: Tensor, n: int, rank: int) -> list[Tensor]:
+    """Where in the block ``x`` of ``own`` lies what is in each rank's block of ``theirs``, both of one dim.
+
+    Raises:
+        SizeError: not equally much of every rank's.
+    """
+    size = x.shape[own.dim] * n
+    mine = places(size, own, n, rank)
+    found = [torch.isin(mine, places(size, theirs, n, other)).nonzero().flatten().to(x.device) for other in range(n)]
+    if len({at.numel() for at in found}) > 1:
+        raise SizeError(f"all_to_all between {own} and {theirs}: {n} ranks do not have equally much of each other's")
+    return found
 
 
 def _local_cuts(step: Step, n: int) -> tuple[Cut, Cut]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,23 +11,41 @@ import torch
 from placement.runtime.errors import SizeError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Cut:
-    """A dim viewed as (outer, rest); the ranks' blocks are of ``rest``.
+    """A dim viewed as (outer, rest); the ranks' blocks are of ``rest``, or of each of its segments.
 
     ``Cut(0)`` is torch's ``chunk`` along dim 0. A merged batch·seq dim sharded on seq has ``outer`` =
-    batch; a fused q|k|v weight sharded by head has ``outer`` = 3.
+    batch; a fused q|k|v weight of equal parts sharded by head has ``outer`` = 3, and one whose q is twice as long as
+    k and v ``segments`` = (2, 1, 1): their sizes in ratio, the same for the full value and for a block.
     """
 
     dim: int
     outer: int = 1
+    segments: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.outer < 1:
-            raise ValueError(f"a cut has an outer size of at least 1, not {self.outer}")
+        if self.outer < 1 or any(size < 1 for size in self.segments):
+            raise ValueError(f"a cut has an outer size and segments of at least 1, not {self.outer}, {self.segments}")
+
+    def __repr__(self) -> str:
+        segments = f", segments={self.segments}" if self.segments else ""
+        return f"Cut(dim={self.dim}, outer={self.outer}{segments})"
+
+    @property
+    def parts(self) -> int:
+        """What the size of a block must be a multiple of."""
+        return self.outer * (sum(self.segments) or 1)
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Where each segment begins in one ``rest``, in the unit of ``segments``."""
+        return (0, *accumulate(self.segments))[:-1] if self.segments else (0,)
 
 
 def _dim(shape: torch.Size, cut: Cut) -> int:
@@ -39,51 +58,78 @@ def local_shape(shape: tuple[int, ...], cut: Cut, n: int, what: str) -> tuple[in
     """The shape of one of ``n`` equal blocks; ``what`` names the value and the axis in the error.
 
     Raises:
-        SizeError: the dim is not ``outer · n · whole``.
+        SizeError: the dim is not ``outer · n · whole``, in each of its segments.
     """
     dim = _dim(torch.Size(shape), cut)
     size = shape[dim]
-    if size % (cut.outer * n):
+    if size % (cut.parts * n):
         into = f"{n} equal blocks" if cut.outer == 1 else f"{n} equal blocks in each of {cut.outer} parts"
+        into += f" in each of the segments {' : '.join(map(str, cut.segments))}" if cut.segments else ""
         raise SizeError(f"{what}: dim {dim} of shape {list(shape)} has size {size}, which does not make {into}")
     return (*shape[:dim], size // n, *shape[dim + 1 :])
 
 
 def block(x: Tensor, cut: Cut, n: int, rank: int, what: str = "split") -> Tensor:
-    """Block ``rank`` of ``n`` of ``x``, contiguous; a view of ``x`` where that is contiguous."""
-    shape = local_shape(tuple(x.shape), cut, n, what)
-    return _opened(x, cut, n).select(_dim(x.shape, cut) + 1, rank).reshape(shape).contiguous()
+    """Block ``rank`` of ``n`` of ``x``, contiguous; a view of ``x`` where that is contiguous and in one segment."""
+    shape, dim = local_shape(tuple(x.shape), cut, n, what), _dim(x.shape, cut)
+    return _side_by_side([w.select(dim + 1, rank) for w in _windows(x, cut, n)], dim + 1).reshape(shape).contiguous()
 
 
 def blocks(x: Tensor, cut: Cut, n: int, what: str = "split") -> Tensor:
     """All ``n`` blocks of ``x``, stacked: [n, *block], contiguous; may share memory with ``x``."""
-    shape = local_shape(tuple(x.shape), cut, n, what)
-    return _opened(x, cut, n).movedim(_dim(x.shape, cut) + 1, 0).reshape(n, *shape).contiguous()
+    shape, dim = local_shape(tuple(x.shape), cut, n, what), _dim(x.shape, cut)
+    parts = [w.movedim(dim + 1, 0) for w in _windows(x, cut, n)]
+    return _side_by_side(parts, dim + 2).reshape(n, *shape).contiguous()
 
 
 def joined(stack: Tensor, cut: Cut, what: str = "join") -> Tensor:
     """The full tensor of stacked blocks [n, *block], contiguous; the inverse of ``blocks``."""
     n, shape = stack.shape[0], stack.shape[1:]
     dim = _dim(shape, cut)
-    if shape[dim] % cut.outer:
-        raise SizeError(f"{what}: a block of shape {list(shape)} does not make {cut.outer} equal parts of dim {dim}")
-    parts = stack.unflatten(dim + 1, (cut.outer, shape[dim] // cut.outer))
+    _check_block(shape, dim, cut, what)
+    opened = stack.unflatten(dim + 1, (cut.outer, shape[dim] // cut.outer))
+    parts = [part.movedim(0, dim + 1).flatten(dim + 1, dim + 2) for part in _segments(opened, dim + 2, cut)]
     full = (*shape[:dim], n * shape[dim], *shape[dim + 1 :])
-    return parts.movedim(0, dim + 1).reshape(full).contiguous()
+    return _side_by_side(parts, dim + 1).reshape(full).contiguous()
 
 
 def padded(x: Tensor, cut: Cut, n: int, rank: int) -> Tensor:
     """Zeros of the full shape with ``x`` as block ``rank`` of ``n``."""
     dim = _dim(x.shape, cut)
-    if x.shape[dim] % cut.outer:
-        raise SizeError(f"pad: a block of shape {list(x.shape)} does not make {cut.outer} equal parts of dim {dim}")
+    _check_block(x.shape, dim, cut, "pad")
     full = x.new_zeros((*x.shape[:dim], n * x.shape[dim], *x.shape[dim + 1 :]))
-    window = _opened(full, cut, n).select(dim + 1, rank)
-    window.copy_(x.reshape(window.shape))
+    opened = x.unflatten(dim, (cut.outer, x.shape[dim] // cut.outer))
+    for window, part in zip(_windows(full, cut, n), _segments(opened, dim + 1, cut), strict=True):
+        window.select(dim + 1, rank).copy_(part)
     return full
 
 
-def _opened(x: Tensor, cut: Cut, n: int) -> Tensor:
-    """``x`` viewed with its cut dim as (outer, n, rest of the block)."""
+def places(size: int, cut: Cut, n: int, rank: int) -> Tensor:
+    """Where the elements of block ``rank`` lie along the whole dim, which has ``size`` elements. int64 [size / n]."""
+    return block(torch.arange(size), Cut(0, cut.outer, cut.segments), n, rank)
+
+
+def _check_block(shape: torch.Size, dim: int, cut: Cut, what: str) -> None:
+    if shape[dim] % cut.parts:
+        into = f"{cut.outer} equal parts"
+        into += f" of segments {' : '.join(map(str, cut.segments))}" if cut.segments else ""
+        raise SizeError(f"{what}: a block of shape {list(shape)} does not make {into} of dim {dim}")
+
+
+def _segments(x: Tensor, dim: int, cut: Cut) -> Sequence[Tensor]:
+    """Views of the segments of one ``rest``, which is ``dim`` of ``x``."""
+    if not cut.segments:
+        return (x,)
+    unit = x.shape[dim] // sum(cut.segments)
+    return [x.narrow(dim, unit * at, unit * size) for at, size in zip(cut.starts, cut.segments, strict=True)]
+
+
+def _windows(x: Tensor, cut: Cut, n: int) -> list[Tensor]:
+    """Views of ``x``, one for each segment, with the cut dim as (outer, n, what a block has of the segment)."""
     dim = _dim(x.shape, cut)
-    return x.unflatten(dim, (cut.outer, n, x.shape[dim] // (cut.outer * n)))
+    opened = x.unflatten(dim, (cut.outer, x.shape[dim] // cut.outer))
+    return [part.unflatten(dim + 1, (n, part.shape[dim + 1] // n)) for part in _segments(opened, dim + 1, cut)]
+
+
+def _side_by_side(parts: Sequence[Tensor], dim: int) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(tuple(parts), dim)

@@ -3,7 +3,7 @@
 Each takes this rank's part of a value on one axis of n ranks and returns this rank's part of the same
 value, typed otherwise. A docstring is the specification: the arrow, what each rank holds before and
 after, the dual (what happens to the gradient), and the volume in units of (n-1)/n of the full value's
-bytes, forward + backward. ``dim`` and ``outer`` say where the shard lies, see ``Cut``.
+bytes, forward + backward. ``dim``, ``outer`` and ``segments`` say where the shard lies, see ``Cut``.
 
 Inputs are never written. Results are contiguous, and fresh except where nothing is communicated.
 """
@@ -31,7 +31,9 @@ def all_reduce(x: Tensor, axis: Axis) -> Tensor:
     return axis.exchange(ALL_REDUCE, NONE, x)
 
 
-def all_gather(x: Tensor, axis: Axis, dim: int, outer: int = 1, to: Literal["R", "I"] = "R") -> Tensor:
+def all_gather(
+    x: Tensor, axis: Axis, dim: int, outer: int = 1, segments: tuple[int, ...] = (), to: Literal["R", "I"] = "R"
+) -> Tensor:
     """S → R or S → I: join the ranks' blocks along ``dim``.
 
     Before, each rank holds its block; after, each holds the full value. To R (each rank will use it
@@ -39,11 +41,11 @@ def all_gather(x: Tensor, axis: Axis, dim: int, outer: int = 1, to: Literal["R",
     same work with it), the dual is I → S, a split: volume 1 + 0. Entering a tensor-parallel region; before a
     replicated head.
     """
-    cut = Cut(dim, outer)
+    cut = Cut(dim, outer, segments)
     return axis.exchange(Step("all_gather", cut), Step("reduce_scatter" if to == "R" else "split", cut), x)
 
 
-def reduce_scatter(x: Tensor, axis: Axis, dim: int, outer: int = 1) -> Tensor:
+def reduce_scatter(x: Tensor, axis: Axis, dim: int, outer: int = 1, segments: tuple[int, ...] = ()) -> Tensor:
     """P → S: sum over the ranks, each keeps its block along ``dim``.
 
     Before, each rank holds a term of the full shape; after, its block of the sum. Dual: S → R, an
@@ -52,25 +54,36 @@ def reduce_scatter(x: Tensor, axis: Axis, dim: int, outer: int = 1) -> Tensor:
     Raises:
         SizeError: the axis does not divide the dim.
     """
-    cut = Cut(dim, outer)
+    cut = Cut(dim, outer, segments)
     return axis.exchange(Step("reduce_scatter", cut), Step("all_gather", cut), x)
 
 
-def all_to_all(x: Tensor, axis: Axis, dim: int, to_dim: int, outer: int = 1, to_outer: int = 1) -> Tensor:
+def all_to_all(
+    x: Tensor,
+    axis: Axis,
+    dim: int,
+    to_dim: int,
+    outer: int = 1,
+    to_outer: int = 1,
+    segments: tuple[int, ...] = (),
+    to_segments: tuple[int, ...] = (),
+) -> Tensor:
     """S(f) → S(g): exchange blocks of one factor for blocks of another.
 
     Before, each rank holds its block along ``dim`` (the full ``to_dim``); after, its block along
-    ``to_dim`` (the full ``dim``). ``outer`` and ``to_outer`` are those of the full value. Dual: the
+    ``to_dim`` (the full ``dim``). The outer sizes and segments are those of the full value. Dual: the
     all-to-all back. Volume 1/n + 1/n. Between sharding by sequence and by head around attention.
 
     Raises:
         SizeError: the axis does not divide ``to_dim``.
     """
-    cut, to = Cut(dim, outer), Cut(to_dim, to_outer)
+    cut, to = Cut(dim, outer, segments), Cut(to_dim, to_outer, to_segments)
     return axis.exchange(Step("all_to_all", cut, to), Step("all_to_all", to, cut), x)
 
 
-def split(x: Tensor, axis: Axis, dim: int, outer: int = 1, of: Literal["I", "R"] = "I") -> Tensor:
+def split(
+    x: Tensor, axis: Axis, dim: int, outer: int = 1, segments: tuple[int, ...] = (), of: Literal["I", "R"] = "I"
+) -> Tensor:
     """I → S or R → S: keep the own block along ``dim``.
 
     Before, each rank holds the full value; after, its block. Of I, the dual is S → I, an all-gather:
@@ -80,7 +93,7 @@ def split(x: Tensor, axis: Axis, dim: int, outer: int = 1, of: Literal["I", "R"]
     Raises:
         SizeError: the axis does not divide the dim.
     """
-    cut = Cut(dim, outer)
+    cut = Cut(dim, outer, segments)
     return axis.exchange(Step("split", cut), Step("all_gather" if of == "I" else "pad", cut), x)
 
 
@@ -110,11 +123,11 @@ def partial(x: Tensor, axis: Axis, of: Literal["I", "R"] = "I") -> Tensor:
     return axis.exchange(KEEP, NONE if of == "I" else KEEP, x)
 
 
-def pad(x: Tensor, axis: Axis, dim: int, outer: int = 1) -> Tensor:
+def pad(x: Tensor, axis: Axis, dim: int, outer: int = 1, segments: tuple[int, ...] = ()) -> Tensor:
     """S → P: zeros in place of the other ranks' blocks along ``dim``.
 
     Before, each rank holds its block; after, a term of the full shape. Dual: R → S, a split. Volume
     0 + 0. A sharded value that joins a partial sum.
     """
-    cut = Cut(dim, outer)
+    cut = Cut(dim, outer, segments)
     return axis.exchange(Step("pad", cut), Step("split", cut), x)

@@ -79,15 +79,18 @@ _gathered = _Gathered()
 
 
 @eager
-def gathered(x: Tensor, axis: Axis, dim: int, outer: int = 1, to: Literal["R", "I"] = "R") -> Tensor:
+def gathered(
+    x: Tensor, axis: Axis, dim: int, outer: int = 1, segments: tuple[int, ...] = (), to: Literal["R", "I"] = "R"
+) -> Tensor:
     """S → R or S → I of a parameter that is stored in blocks: as ``all_gather``, and again in the backward.
 
     Volume 1 + 1, and 1 more in the backward of each op that needs the parameter there.
     """
-    cut = Cut(dim, outer)
+    cut = Cut(dim, outer, segments)
     forward, backward = Step("all_gather", cut), Step("reduce_scatter" if to == "R" else "split", cut)
     whole = axis.exchange(forward, backward, x)
-    if whole is not x and whole.requires_grad and axis.size > 1:
+    # A frozen one too: what multiplies it may have a gradient.
+    if whole is not x and torch.is_grad_enabled() and axis.size > 1:
         blocks: Sequence[Tensor] = axis.together(
             ("blocks of", forward, tuple(x.shape)), x, lambda xs: [tuple(xs)] * len(xs)
         )

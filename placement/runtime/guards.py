@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil, floor
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +21,14 @@ if TYPE_CHECKING:
 
 Spec = tuple[Any, ...]  # (dims, cut), (dims, cut, kind) or (dims, cut, kind, whether a gradient may be asked for)
 
-_FUNCTIONS = {"min": min, "max": max, "abs": abs}  # what a requirement on sizes may call
+_FUNCTIONS = {
+    "min": min,
+    "max": max,
+    "abs": abs,
+    "ceil": ceil,
+    "floor": floor,
+    "float": float,
+}  # what a requirement on sizes may call
 
 
 class Guard:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from placement.runtime._torch import demand, eager
+from placement.runtime.cuts import Cut, places
 
 if TYPE_CHECKING:
     from placement.runtime.axis import Axis
@@ -16,36 +17,52 @@ if TYPE_CHECKING:
 
 @eager
 def masked_embedding(
-    indices: Tensor, weight: Tensor, axis: Axis, dim: int = 0, outer: int = 1, padding_idx: int = -1
+    indices: Tensor,
+    weight: Tensor,
+    axis: Axis,
+    dim: int = 0,
+    outer: int = 1,
+    segments: tuple[int, ...] = (),
+    padding_idx: int = -1,
+    rows: int | None = None,
 ) -> Tensor:
     """R, S → P: rows [*indices, hidden] of a table whose rows are sharded; a rank gives zeros for rows it lacks.
 
     Before, each rank holds all indices and its block [vocab / n, hidden] of the table; after, a term of the
     result. Nothing is sent. The gradient is that of the own rows; as in ``aten.embedding`` the row
-    ``padding_idx`` gets none, and -1 is no row.
+    ``padding_idx`` gets none, and -1 is no row. Of a table that was padded to n equal blocks ``rows`` are some.
 
     Raises:
         IndexError: an index is not in [0, vocab), on every rank (on an accelerator, an assertion there).
     """
     if dim != 0:
         raise ValueError(f"rows are dim 0 of a table, not {dim}")
-    check_range(indices, weight.shape[0] * axis.size, "index")
-    row, mine = located(indices, weight.shape[0], axis, outer)
-    padding, has = located(torch.tensor(padding_idx), weight.shape[0], axis, outer)
-    rows = F.embedding(row, weight, int(padding) if has else None)
+    check_range(indices, weight.shape[0] * axis.size if rows is None else rows, "index")
+    cut = Cut(dim, outer, segments)
+    row, mine = located(indices, weight.shape[0], axis, cut)
+    padding, has = located(torch.tensor(padding_idx), weight.shape[0], axis, cut)
+    found = F.embedding(row, weight, int(padding) if has else None)
     # In place: a lookup's result is not needed for its backward.
-    return rows.masked_fill_(~mine.unsqueeze(-1), 0)
+    return found.masked_fill_(~mine.unsqueeze(-1), 0)
 
 
-def located(indices: Tensor, size: int, axis: Axis, outer: int = 1) -> tuple[Tensor, Tensor]:
+def located(indices: Tensor, size: int, axis: Axis, cut: Cut) -> tuple[Tensor, Tensor]:
     """Where global ``indices`` lie in this rank's block of ``size``: (local index, whether it is here).
 
     The local index of what is elsewhere is 0, so that it can be used and its result dropped.
     """
-    part = size // outer
+    inside = (indices >= 0) & (indices < size * axis.size)
+    if cut.segments:
+        local = torch.full((size * axis.size,), -1, device=indices.device)
+        own = places(size * axis.size, cut, axis.size, axis.rank).to(indices.device)
+        local[own] = torch.arange(size, device=indices.device)
+        found = local[torch.where(inside, indices, 0)]
+        mine = inside & (found >= 0)
+        return torch.where(mine, found, 0), mine
+    part = size // cut.outer
     group = part * axis.size
     local = indices % group - axis.rank * part
-    mine = (local >= 0) & (local < part) & (indices >= 0) & (indices < size * axis.size)
+    mine = (local >= 0) & (local < part) & inside
     return torch.where(mine, indices // group * part + local, 0), mine
 
 

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from placement.runtime._torch import eager
 from placement.runtime.axis import ALL_REDUCE, MAXIMUM
-from placement.runtime.cuts import Cut, block
+from placement.runtime.cuts import Cut, block, places
 from placement.runtime.lookup import check_range, located
 from placement.runtime.means import accumulated, global_count
 
@@ -28,11 +28,13 @@ def class_parallel_cross_entropy(
     axis: Axis,
     dim: int,
     outer: int = 1,
+    segments: tuple[int, ...] = (),
     weight: Tensor | None = None,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     reduction: Reduction = "mean",
     tokens: Axis | None = None,
+    classes: int | None = None,
 ) -> Tensor:
     """S, R → I: ``F.cross_entropy`` of logits whose class dim ``dim`` is sharded; the full logits never exist.
 
@@ -42,6 +44,7 @@ def class_parallel_cross_entropy(
     where logits are narrower. Backward is local: (softmax - one-hot) times the cotangent.
 
     Where ranks of another axis have other ``tokens``, the mean is a term of that over all tokens of all ranks, P there.
+    Of logits that were padded to n equal blocks only the first ``classes`` count; the gradient of the rest is 0.
 
     Raises:
         IndexError: a target is neither a class nor ``ignore_index``, on every rank (on an accelerator, an
@@ -51,10 +54,11 @@ def class_parallel_cross_entropy(
     shape = (*logits.shape[:dim], *logits.shape[dim + 1 :])
     if target.shape != shape:
         raise ValueError(f"target of shape {list(target.shape)} for logits of shape {list(logits.shape)} on this rank")
-    check_range(target, logits.shape[dim] * axis.size, "target", ignore_index)
+    every = logits.shape[dim] * axis.size if classes is None else classes
+    check_range(target, every, "target", ignore_index)
     weight = None if weight is None else weight.to(accumulated(logits.dtype))
     losses: Tensor = _ClassParallel.apply(  # pyright: ignore[reportAssignmentType]
-        logits, target.long(), axis, Cut(dim, outer), weight, ignore_index, label_smoothing
+        logits, target.long(), axis, Cut(dim, outer, segments), weight, ignore_index, label_smoothing, every
     )
     if reduction == "mean":
         counted = _counted(target, weight, ignore_index)
@@ -71,6 +75,7 @@ def token_parallel_cross_entropy(
     axis: Axis,
     dim: int = 0,
     outer: int = 1,
+    segments: tuple[int, ...] = (),
     weight: Tensor | None = None,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
@@ -78,12 +83,12 @@ def token_parallel_cross_entropy(
 ) -> Tensor:
     """S, S → P: ``F.cross_entropy`` where ranks have different tokens; a term of the global mean.
 
-    Logits and target are cut along one token dim, in any blocks (``dim`` and ``outer`` do not matter). A mean
+    Logits and target are cut along one token dim, in any blocks (where they lie does not matter). A mean
     is the local sum over the global number of tokens that count (or of their weights), which one all-reduce of
     8 bytes finds: a rank without such a token gives 0, and where no rank has any the result is NaN, as on one
     device. With ``sum`` nothing is sent; ``none`` gives the own tokens' losses, S.
     """
-    del dim, outer
+    del dim, outer, segments
     losses = F.cross_entropy(logits, target, weight, None, ignore_index, None, "none", label_smoothing)
     if reduction == "none":
         return losses
@@ -120,30 +125,35 @@ class _ClassParallel(torch.autograd.Function):
         weight: Tensor | None,
         ignore_index: int,
         smoothing: float,
+        classes: int,
     ) -> Tensor:
         dim, size = cut.dim, logits.shape[cut.dim]
-        index, mine = located(target, size, axis, cut.outer)
+        index, mine = located(target, size, axis, cut)
+        padding = _padding(logits, axis, cut, classes)
+        if padding is not None:
+            logits = logits.masked_fill(padding, -torch.inf)
         top = axis.run(MAXIMUM, logits.amax(dim)).to(accumulated(logits.dtype))
         shifted = logits - top.unsqueeze(dim)
         own = shifted.gather(dim, index.unsqueeze(dim)).squeeze(dim).masked_fill(~mine, 0)
         local_weight = None
         if weight is not None:
-            local_weight = _along(block(weight, Cut(0, cut.outer), axis.size, axis.rank), shifted, dim)
+            local_weight = _along(block(weight, Cut(0, cut.outer, cut.segments), axis.size, axis.rank), shifted, dim)
         sums = [own]
         if smoothing:
-            sums.append((shifted if local_weight is None else shifted * local_weight).sum(dim))
+            own_shifted = shifted if padding is None else shifted.masked_fill(padding, 0)
+            sums.append((own_shifted if local_weight is None else own_shifted * local_weight).sum(dim))
         sums.append(shifted.exp_().sum(dim))
         own, *every, total = axis.run(ALL_REDUCE, torch.stack(sums)).unbind()
 
         log = total.log()
         valid = target != ignore_index
         own_weight = torch.ones_like(log) if weight is None else weight[torch.where(valid, target, 0)]
-        share = smoothing / (size * axis.size)  # e/C
-        all_weights = size * axis.size if weight is None else weight.sum()
+        share = smoothing / classes  # e/C
+        all_weights = classes if weight is None else weight.sum()
         losses = (1 - smoothing) * own_weight * (log - own)
         if smoothing:
             losses = losses + share * (all_weights * log - every[0])
-        ctx.save_for_backward(logits, top + log, index, mine, valid, own_weight, local_weight)
+        ctx.save_for_backward(logits, top + log, index, mine, valid, own_weight, local_weight, padding)
         ctx.dim, ctx.smoothing, ctx.share = dim, smoothing, share
         ctx.all_weights = all_weights
         return losses.masked_fill(~valid, 0)
@@ -151,7 +161,7 @@ class _ClassParallel(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        logits, lse, index, mine, valid, own_weight, local_weight = ctx.saved_tensors
+        logits, lse, index, mine, valid, own_weight, local_weight, padding = ctx.saved_tensors
         dim = ctx.dim
         # Filled, not multiplied: where every token is ignored the cotangent of the mean is infinite.
         grad = grad.masked_fill(~valid, 0)
@@ -161,7 +171,23 @@ class _ClassParallel(torch.autograd.Function):
         if ctx.smoothing:
             flat = ctx.share * grad.unsqueeze(dim)
             out -= flat if local_weight is None else flat * local_weight
-        return (out.to(logits.dtype), *(None,) * 6)
+        if padding is not None:
+            out.masked_fill_(padding, 0)
+        return (out.to(logits.dtype), *(None,) * 7)
+
+
+def _padding(logits: Tensor, axis: Axis, cut: Cut, classes: int) -> Tensor | None:
+    """Which of this rank's classes are none, to broadcast over its logits; None where all are some."""
+    size = logits.shape[cut.dim]
+    if size * axis.size == classes:
+        return None
+    own = places(size * axis.size, cut, axis.size, axis.rank).to(logits.device) >= classes
+    return _along(own, logits, cut.dim)
+
+
+def classes(logits: Tensor, size: int) -> Tensor:
+    """The first ``size`` classes of whole logits [classes] or [N, classes, *tokens]."""
+    return logits.narrow(min(logits.ndim - 1, 1), 0, size)
 
 
 def _along(vector: Tensor, like: Tensor, dim: int) -> Tensor:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from placement.runtime.axis import Axis
     from placement.runtime.reductions import Aliases
 
-    On = tuple[Axis, int] | tuple[Axis, int, int]
+    On = tuple[Axis, int] | tuple[Axis, int, int] | tuple[Axis, int, int, tuple[int, ...]]
 
 # Where a value is cut: nowhere, on the only axis, or by axis name.
 Cuts = Cut | dict[str, Cut] | None
@@ -38,6 +38,7 @@ class Declared:
     parameter: bool
     trainable: bool
     persistent: bool
+    given: tuple[int, ...] | None = None  # the shape in a state dict; zeros follow it in ``shape``
 
     def made(self, shape: tuple[int, ...]) -> Tensor:
         """The tensor without data, of this rank's ``shape``."""
@@ -52,14 +53,29 @@ class Tied:
     name: str
 
 
-def param(*shape: int, dtype: torch.dtype = torch.float32, cut: Cuts = None, trainable: bool = True) -> Declared:
-    """A parameter of one-device ``shape``; ``cut`` says where the axis shards it."""
-    return Declared(shape, dtype, cut, parameter=True, trainable=trainable, persistent=True)
+def param(
+    *shape: int,
+    dtype: torch.dtype = torch.float32,
+    cut: Cuts = None,
+    trainable: bool = True,
+    given: tuple[int, ...] | None = None,
+) -> Declared:
+    """A parameter of one-device ``shape``; ``cut`` says where the axis shards it.
+
+    One that no axis divides evenly is ``given`` in its own shape and padded with zeros to ``shape``.
+    """
+    return Declared(shape, dtype, cut, parameter=True, trainable=trainable, persistent=True, given=given)
 
 
-def buffer(*shape: int, dtype: torch.dtype = torch.float32, persistent: bool = True, cut: Cuts = None) -> Declared:
-    """A buffer of one-device ``shape``; one that is not persistent is no part of the state dict."""
-    return Declared(shape, dtype, cut, parameter=False, trainable=False, persistent=persistent)
+def buffer(
+    *shape: int,
+    dtype: torch.dtype = torch.float32,
+    persistent: bool = True,
+    cut: Cuts = None,
+    given: tuple[int, ...] | None = None,
+) -> Declared:
+    """A buffer of one-device ``shape``, or ``given`` and padded; one that is not persistent is in no state dict."""
+    return Declared(shape, dtype, cut, parameter=False, trainable=False, persistent=persistent, given=given)
 
 
 def tied(name: str) -> Tied:
@@ -110,7 +126,7 @@ class Module(nn.Module):
 
 
 def _on(cuts: tuple[On, ...]) -> tuple[tuple[Axis, Cut], ...]:
-    return tuple((axis, Cut(*cut)) for axis, *cut in cuts)
+    return tuple((axis, Cut(*cut)) for axis, *cut in cuts)  # pyright: ignore[reportArgumentType] - a list of unlike items
 
 
 @eager
@@ -133,7 +149,8 @@ def dropout(module: Module, x: Tensor, p: float, site: Site, *cuts: On) -> Tenso
     """``F.dropout`` in training, ``x`` else; the mask is that of op ``site`` of this module, see ``rng``.
 
     I → I, R → R without cuts: every rank drops the same. S → S with the axes that ``x`` is cut on, outermost first,
-    each as (axis, dim) or (axis, dim, outer): each rank has its block of the one-device mask. Nothing is sent.
+    each as (axis, dim), (axis, dim, outer) or (axis, dim, outer, segments): each rank has its block of the one-device
+    mask. Nothing is sent.
     """
     if not module.training:
         return x

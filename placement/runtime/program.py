@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections import Counter
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from placement.runtime.simulated import Simulated
+    from placement.runtime.slices import Sliced
 
 
 class Program(Module):
@@ -40,8 +42,9 @@ class Program(Module):
     ``axes``: size by axis name. ``groups``: axes that do things together, by the name of the group. ``inputs``: by
     dotted name (dims, cut), (dims, cut, kind) or (dims, cut, kind, gradient), dims being one-device sizes, names of
     dynamic dims or None, kind one of int, float, bool, complex, gradient whether one may be asked for. ``outputs``:
-    None for replicated, "P" for a term per rank, or a cut; of several axes by axis name. ``divides``: a number that
-    each named dim must be a multiple of. ``requires``: what the model's branches took for granted of dynamic dims, as
+    None for replicated, "P" for a term per rank, or a cut; of several axes by axis name. ``lengths``: by output and
+    dim, the size that is returned where ``forward`` gives more. ``divides``: a number that each named dim must be a
+    multiple of. ``requires``: what the model's branches took for granted of dynamic dims, as
     Python. ``training_only``: lines of the model that make eval mode another program, '' if there are none; this one
     then refuses ``eval()``. ``gathers``: whether parameters are used through
     ``gathered``. ``hooks``: by axis or group, the parameters used through ``summed``. ``same_blocks``:
@@ -53,6 +56,7 @@ class Program(Module):
     groups: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     inputs: ClassVar[Mapping[str, Spec]] = {}
     outputs: ClassVar[Mapping[str, Any]] = {}
+    lengths: ClassVar[Mapping[str, Mapping[int, int]]] = {}
     divides: ClassVar[Mapping[str, int]] = {}
     hooks: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     requires: ClassVar[tuple[str, ...]] = ()
@@ -66,6 +70,7 @@ class Program(Module):
         self._axes: dict[str, Axis] = {}
         self._groups: dict[str, Axis] = {}
         self._layouts: dict[str, tuple[tuple[Axis, Cut], ...]] = {}
+        self._given: dict[str, tuple[int, ...]] = {}  # by name, where zeros follow what a state dict has
         self._reducers: list[Reducer] = []
         self._guard: Guard | None = None
         self._loaded = False
@@ -116,6 +121,8 @@ class Program(Module):
                 for name, tie in module._tied.items():
                     module.register_parameter(name, self._resolved(tie))
                     self._layouts[_dotted(path, name)] = self._layouts.get(tie.name, ())
+                    if tie.name in self._given:
+                        self._given[_dotted(path, name)] = self._given[tie.name]
         self._check_outputs()
         self._reducers = [Reducer(self._axis(name), names, self.tensor) for name, names in self.hooks.items()]
         for reducer in self._reducers:
@@ -137,6 +144,8 @@ class Program(Module):
             full = _dotted(path, name)
             layout = self._layouts[full] = self.layout(declared.cut)
             shape = declared.shape
+            if declared.given is not None:
+                self._given[full] = declared.given
             for axis, cut in layout:
                 shape = local_shape(shape, cut, axis.size, f"{full} on axis {axis.name!r}")
             module._register(name, declared, shape)
@@ -189,8 +198,11 @@ class Program(Module):
     def _check_outputs(self) -> None:
         for name, spec in self.outputs.items():
             for axis, cut in self.layout(spec):
-                if isinstance(axis, MeshAxis) and isinstance(cut, Cut) and cut.outer != 1:
+                if isinstance(axis, MeshAxis) and isinstance(cut, Cut) and (cut.outer != 1 or cut.segments):
                     raise SizeError(f"output {name!r} on axis {axis.name!r}: no DTensor has the layout {cut}")
+            cuts = Counter(cut.dim for axis, cut in self.layout(spec) if isinstance(axis, MeshAxis) and cut != "P")
+            if any(cuts[dim] > 1 for dim in self.lengths.get(name, ())):
+                raise SizeError(f"output {name!r}: no DTensor has blocks on several axes that do not divide its size")
 
     # -- calling ---------------------------------------------------------------------------------
 
@@ -246,12 +258,27 @@ class Program(Module):
                 for axis in self._axes  # in mesh order, as a DTensor has them
                 if axis in layout
             }
+            full = self._returned(name, x)
+            for axis, dim in ((self._axes[a], layout[a].dim) for a in places if layout[a] != "P"):
+                if dim in self.lengths.get(name, ()):
+                    x = x.narrow(dim, 0, min(max(full[dim] - axis.rank * x.shape[dim], 0), x.shape[dim]))
             if not places:
-                return x
-            return DTensor.from_local(x, _submesh(self._axes, places), list(places.values()), run_check=False)
+                return x[tuple(slice(0, size) for size in full)]
+            mesh, stride = _submesh(self._axes, places), torch.empty(full, device="meta").stride()
+            return DTensor.from_local(
+                x, mesh, list(places.values()), run_check=False, shape=torch.Size(full), stride=stride
+            )
 
         result = mapped(wrapped, [result])
         return result if self.restore is None else self.restore(result)
+
+    def _returned(self, name: str, local: Tensor) -> tuple[int, ...]:
+        """The whole size of an output that is ``local`` on this rank, without what its dims are padded with."""
+        shape = list(local.shape)
+        for axis, cut in self.layout(self.outputs.get(name)):
+            if cut != "P":
+                shape[cut.dim] *= axis.size
+        return tuple(self.lengths.get(name, {}).get(dim, size) for dim, size in enumerate(shape))
 
     # -- gradients and state ---------------------------------------------------------------------
 
@@ -275,6 +302,15 @@ class Program(Module):
         """Where the parameter or buffer ``name`` is cut, outermost axis first."""
         return self._layouts.get(name, ())
 
+    def full_shape(self, name: str, local: Tensor) -> tuple[int, ...]:
+        """The shape that a one-device state dict has for the parameter or buffer ``name``, which is ``local`` here."""
+        if name in self._given:
+            return self._given[name]
+        shape = list(local.shape)
+        for axis, cut in self.layout_of(name):
+            shape[cut.dim] *= axis.size
+        return tuple(shape)
+
     def meta_tensors(self) -> list[str]:
         """Names of parameters and buffers that have no data yet."""
         return [name for name, tensor in state.tensors(self).items() if tensor.is_meta]
@@ -291,9 +327,11 @@ class Program(Module):
         """
         return state.full_gradients(self)
 
-    def load_full_state_dict(self, given: Mapping[str, Tensor], *, strict: bool = True) -> None:
+    def load_full_state_dict(self, given: Mapping[str, Tensor | Sliced], *, strict: bool = True) -> None:
         """Load one-device tensors by original name; each rank keeps its blocks.
 
+        What is read piece by piece, as from a file, need only have a ``shape`` and take slices: no rank reads more
+        of it than its own blocks.
         Parameters without data get some, on the axis's device; others are written in place. One name of a tied
         group is enough. Buffers outside the state dict are loaded if named.
 

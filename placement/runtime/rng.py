@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from placement.runtime._torch import eager, in_backward
+from placement.runtime.cuts import places
 
 if TYPE_CHECKING:
     from placement.runtime.axis import Axis
@@ -136,7 +137,10 @@ def _indices(like: Tensor, cuts: Cuts) -> Tensor:
     for dim, size in enumerate(like.shape):
         along = torch.arange(size, device=like.device)
         for axis, cut in reversed(cuts):  # a place in the block of an inner axis is one in that of the outer axis
-            if cut.dim % like.ndim == dim:
+            if cut.dim % like.ndim == dim and cut.segments:
+                size *= axis.size
+                along = places(size, cut, axis.size, axis.rank).to(along.device)[along]
+            elif cut.dim % like.ndim == dim:
                 part = size // cut.outer
                 along = along + (along // max(part, 1) * (axis.size - 1) + axis.rank) * part
                 size *= axis.size

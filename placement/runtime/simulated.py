@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from placement.runtime.axis import Axis
     from placement.runtime.simulate import SimulatedMesh
+    from placement.runtime.slices import Sliced
 
 
 class Simulated(nn.Module):
@@ -63,8 +64,16 @@ class Simulated(nn.Module):
             return program(*bound.args, **bound.kwargs)
 
         results = each([partial(call, rank, program) for rank, program in enumerate(programs)])
-        result = mapped(lambda name, xs: self._join(xs, programs[0].layout(programs[0].outputs.get(name))), results)
+        result = mapped(self._joined, results)
         return result if self.restore is None else self.restore(result)
+
+    def _joined(self, name: str, xs: list[Tensor]) -> Tensor:
+        """The global output of this name, without what its dims are padded with."""
+        program = self.programs[0]
+        whole = self._join(xs, program.layout(program.outputs.get(name)))
+        for dim, size in program.lengths.get(name, {}).items():
+            whole = whole.narrow(dim, 0, size)
+        return whole
 
     def _cut(self, x: Tensor, layout: tuple[tuple[Axis, Cut], ...]) -> list[Tensor]:
         """Each rank's part of a global input; ranks with the same block share one value of type I."""
@@ -116,7 +125,7 @@ class Simulated(nn.Module):
         """See ``Program.full_gradients``."""
         return each([program.full_gradients for program in self.programs])[0]
 
-    def load_full_state_dict(self, given: Mapping[str, Tensor], *, strict: bool = True) -> None:
+    def load_full_state_dict(self, given: Mapping[str, Tensor | Sliced], *, strict: bool = True) -> None:
         """See ``Program.load_full_state_dict``."""
         each([partial(program.load_full_state_dict, given, strict=strict) for program in self.programs])
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from placement.runtime.axis import Step
-from placement.runtime.cuts import block
 from placement.runtime.errors import StateError
+from placement.runtime.slices import Sliced, own_block
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -67,10 +67,11 @@ def gathered(program: Program, name: str, local: Tensor) -> Tensor:
     full = local.detach()
     for axis, cut in reversed(program.layout_of(name)):
         full = axis.run(Step("all_gather", cut), full)
-    return full.clone() if full.data_ptr() == local.data_ptr() else full
+    full = full[tuple(slice(0, size) for size in program.full_shape(name, local))]  # without what it was padded with
+    return full.clone() if full.data_ptr() == local.data_ptr() else full.contiguous()
 
 
-def load_full_state_dict(program: Program, given: Mapping[str, Tensor], *, strict: bool) -> None:
+def load_full_state_dict(program: Program, given: Mapping[str, Sliced], *, strict: bool) -> None:
     """See ``Program.load_full_state_dict``."""
     own = tensors(program)
     groups: dict[int, list[str]] = {}
@@ -87,7 +88,7 @@ def load_full_state_dict(program: Program, given: Mapping[str, Tensor], *, stric
 
 def _problems(
     program: Program,
-    given: Mapping[str, Tensor],
+    given: Mapping[str, Sliced],
     own: Mapping[str, Tensor],
     groups: Mapping[int, list[str]],
     *,
@@ -101,7 +102,7 @@ def _problems(
         problems += [f"missing: {name}{_near(name, [n for n in given if n not in own])}" for name in missing]
     for names in groups.values():
         named = [name for name in names if name in given]
-        shape = _full_shape(program, names[0], own[names[0]])
+        shape = program.full_shape(names[0], own[names[0]])
         for name in named:
             if tuple(given[name].shape) != shape:
                 problems.append(f"shape: {name} is {list(given[name].shape)}, the program has {list(shape)}")
@@ -110,8 +111,12 @@ def _problems(
     return problems
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a is b or a.shape != b.shape or a.is_meta or b.is_meta or torch.equal(a, b)
+def _same(a: Sliced, b: Sliced) -> bool:
+    if a is b or tuple(a.shape) != tuple(b.shape):
+        return True  # a shape that differs is a problem of its own
+    whole = tuple(slice(0, size) for size in a.shape)
+    first, second = a[whole], b[whole]
+    return first.is_meta or second.is_meta or torch.equal(first, second)
 
 
 def _near(name: str, names: Mapping[str, object] | list[str]) -> str:
@@ -119,19 +124,10 @@ def _near(name: str, names: Mapping[str, object] | list[str]) -> str:
     return f" (near: {', '.join(near)})" if near else ""
 
 
-def _full_shape(program: Program, name: str, local: Tensor) -> tuple[int, ...]:
-    shape = list(local.shape)
-    for axis, cut in program.layout_of(name):
-        shape[cut.dim] *= axis.size
-    return tuple(shape)
-
-
-def _load(program: Program, names: list[str], full: Tensor) -> None:
+def _load(program: Program, names: list[str], full: Sliced) -> None:
     """Give the tensor of ``names`` its block of ``full``: in place, or in every owner if it had no data."""
     old = tensors(program)[names[0]]
-    part = full.detach()
-    for axis, cut in program.layout_of(names[0]):
-        part = block(part, cut, axis.size, axis.rank)
+    part = own_block(full, program.layout_of(names[0]), tuple(old.shape)).detach()
     if not old.is_meta:
         with torch.no_grad():
             old.copy_(part)

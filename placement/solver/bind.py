@@ -6,21 +6,24 @@ and reports every fault of the spec at once.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
 import sympy
 
-from placement.graph.factors import Dims, Factors, NameClashError, NamedDims, infer
+from placement.graph.factors import Dims, Factors, NameClashError, infer
 from placement.graph.ir import Graph, ModuleInfo, Output, Parameter, Size, Value, evaluate
+from placement.graph.segments import extent, flattened, holds, shared
 from placement.lang.diagnostics import Diagnostic, Diagnostics, did_you_mean
 from placement.lang.spec import LimitLine, ParamLine, Placed, Span, Spec, ValueLine
 from placement.rules import Context, signature_of
 from placement.solver.declared import mesh_of
-from placement.solver.inputs import check_inputs, dims_fit, shown
+from placement.solver.inputs import check_inputs, named_dims, shown, tell_clash
+from placement.solver.leading import beyond_pieces, indivisible, leading
 from placement.solver.mesh import Mesh
-from placement.solver.nearest import divisors, multiples
+from placement.solver.padding import Uneven
 from placement.solver.unmatched import unmatched_lines
 from placement.solver.unsupported import refuse
 from placement.types import Auto, I, Joint, Kind, P, Partial, R, Replicate, S, Shard, Type
@@ -111,7 +114,8 @@ def bind(
 ) -> Bound:
     """Match the statements of ``spec`` to ``graph`` on a mesh of ``axes``.
 
-    ``sizes`` replaces the example's sizes of named dims in prices. Raises PlacementError with every fault.
+    ``sizes`` replaces the example's sizes of named dims in prices. A table that an axis does not divide is padded (see
+    ``padding``). Raises PlacementError with every fault.
     """
     found = Diagnostics()
     refuse(spec, found)
@@ -121,13 +125,13 @@ def bind(
     unmatched = unmatched_lines(graph, spec, found)
     if any(isinstance(line, ParamLine) and line.dims is not None for line in unmatched):
         found.raise_if_any(spec.sources)  # names that they give to dims would be missing everywhere
-    named = _named_dims(graph, spec, found)
+    named = named_dims(graph, spec, found)
     if any(d.code == "PLC107" for d in found.sorted()):
         found.raise_if_any(spec.sources)
     try:
         dims = infer(graph, signature_of, named)
     except NameClashError as error:
-        _tell_clash(error, graph, named, found)
+        tell_clash(error, graph, named, found)
         found.raise_if_any(spec.sources)
         raise
     hints = {symbol: (sizes or {}).get(symbol.name, hint) for symbol, hint in graph.hints().items()}
@@ -142,48 +146,15 @@ def bind(
         parameters=binder.parameters(),
         values=binder.values(),
         outputs=binder.outputs(),
-        notes=tuple(binder.notes),
+        notes=(*spec.notes, *binder.notes),
         limit=spec.limits[0] if spec.limits else None,
     )
+    longer = binder.uneven.padded(graph, dims, mesh, spec)
+    if longer is not None:
+        made = bind(longer, spec, axes, device_type=device_type, sizes=sizes)
+        return dataclasses.replace(made, notes=(*binder.uneven.notes, *made.notes))
     found.raise_if_any(spec.sources)
     return bound
-
-
-def _named_dims(graph: Graph, spec: Spec, found: Diagnostics) -> list[NamedDims]:
-    named: list[NamedDims] = []
-    inputs = {i.name: i.value for i in graph.inputs}
-    for line in spec.inputs:
-        if line.dims is not None:
-            named += [NamedDims(inputs[str(name)], tuple(map(str, line.dims)), line.dims) for name in line.names]
-    for line in spec.params:
-        if line.dims is None:
-            continue
-        for parameter in graph.parameters:
-            if any(line.pattern.matches(name) for name in parameter.names):
-                value = parameter.value
-                if dims_fit(line, f"parameter '{parameter.name}'", value.shape, found):
-                    named.append(NamedDims(value, tuple(map(str, line.dims)), line.dims))
-    return named
-
-
-def _tell_clash(error: NameClashError, graph: Graph, named: Sequence[NamedDims], found: Diagnostics) -> None:
-    """One name for two dims: what each of them is, and where the other one has the name."""
-    what = {i.value: f"input '{i.name}'" for i in graph.inputs}
-    what |= {p.value: f"parameter '{p.name}'" for p in graph.parameters}
-
-    def told(given: NamedDims) -> tuple[Size, str, Span | None]:
-        index = given.names.index(error.name)
-        listed = given.where if isinstance(given.where, tuple) else ()
-        return given.value.shape[index], what[given.value], listed[index].span if listed else None
-
-    size, here, span = told(next(g for g in named if g.value is error.value and g.where is error.where))
-    other, there, first = told(next(g for g in named if error.name in g.names))
-    text = f"dim '{error.name}' is {size} in {here} and {other} in {there}"
-    if size == other:
-        text = f"dim '{error.name}' of {here} and of {there} are {size}, but of unlike parts"
-    shape = f"the shape of {here} is {shown(error.value.shape)}"
-    notes = [f"it has that name at {first}"] if first is not None and first != span else []
-    found.error("PLC108", text, span, notes=[shape, *notes])
 
 
 def _dynamic(graph: Graph, spec: Spec, hints: Mapping[sympy.Symbol, int], axis: str) -> frozenset[sympy.Symbol]:
@@ -236,6 +207,7 @@ class _Binder:
         self.graph, self.spec, self.dims, self.found = graph, spec, dims, found
         self.contexts, self.mesh = contexts, mesh
         self.notes: list[Diagnostic] = []
+        self.uneven = Uneven()
 
     # -- statements ------------------------------------------------------------------------------
 
@@ -282,11 +254,13 @@ class _Binder:
             part = dict(cuts[: position + 1])
             joint = Joint(part.get(i, R) for i in range(len(kinds)))
             if not self.mesh.fits(joint, self.contexts[0].hints):
-                first = next(self.mesh.axes[i] for i, other in cuts if set(other.over) & set(kind.over))
+                own = set(flattened(kind.over))  # type: ignore[arg-type]
+                first = next(self.mesh.axes[i] for i, other in cuts if own.intersection(flattened(other.over)))  # type: ignore[arg-type]
                 axis = self.mesh.axes[index]
-                size = evaluate(_extent(kind.over), self.contexts[0].hints)  # type: ignore[arg-type]
+                size = evaluate(extent(kind.over), self.contexts[0].hints)  # type: ignore[arg-type]
                 text = f"{what} is cut {first.n} times by axis '{first.name}': axis '{axis.name}' of {axis.n} cannot "
                 text += f"cut the blocks evenly, the dim is {size}"
+                self.uneven.missed(kind.over, what, placed[index], axis)  # type: ignore[arg-type]
                 self.found.error("PLC203", text, placed[index].dim_span or placed[index].span)
                 return
 
@@ -338,7 +312,7 @@ class _Binder:
         found = [*_unsharded(value)[:1]]
         if parameter.is_buffer or context.n == 1:
             return tuple(found)
-        runs = (leading(context, factors) for factors in self.dims.of(value) if _beyond_pieces(factors))
+        runs = (leading(context, factors) for factors in self.dims.of(value) if beyond_pieces(factors))
         found += [S(*run) for run in runs if run is not None and self.dims.locate(value, run) is not None]
         if self.spec.limits:
             blocks = [Type(Kind.S, factors, stored=True) for factors in self.dims.of(value) if factors]
@@ -367,6 +341,7 @@ class _Binder:
             text = f"{what} cannot be stored in blocks: several of its dims are one and the same"
             self.found.error("PLC204", text, item.dim_span or item.span, hint="keep it as it is used: leave stored out")
             return None
+        self.uneven.cut(dim, index)
         blocks = Type(Kind.S, dim, stored=True)
         axis, hints = self.mesh.axes[index], self.contexts[index].hints
         joint = Joint(kinds[0] if kinds else R for kinds in used).replaced((index,), blocks)
@@ -378,6 +353,7 @@ class _Binder:
             text += f", {left} on one rank" if left != size else ""
             text += f", which axis '{axis.name}' of {axis.n} does not divide"
             hint = "store it by another dim, or on fewer ranks"
+            self.uneven.missed(dim, what, item, axis)
             self.found.error("PLC203", text, item.dim_span or item.span, hint=hint)
             return None
         return blocks
@@ -490,6 +466,8 @@ class _Binder:
         factors = self.factors(value, placement.dim, placed, what, parameter)
         if factors is None:
             return ()
+        if parameter is not None:
+            self.uneven.cut(factors, index)
         return self.shard(value, factors, placed, index, what, parameter)
 
     def factors(
@@ -514,7 +492,7 @@ class _Binder:
         if dim in self.dims.names:
             wanted = self.dims.names[dim]
             for factors in self.dims.of(value):
-                if wanted and all(f in factors for f in wanted):
+                if wanted and (all(f in factors for f in wanted) or _in_segments(factors, wanted)):
                     return wanted
             text = f"{what} has no dim '{dim}': its dims are {self._described(value, parameter)}"
             self.found.error("PLC204", text, span, hint=self._where_named(value, dim, wanted))
@@ -540,7 +518,7 @@ class _Binder:
         own = self.dims.of(value)
         for parameter in self.graph.parameters:
             for index, factors in enumerate(self.dims.of(parameter.value)):
-                if factors in own and _extent(factors) == _extent(wanted):
+                if factors in own and extent(factors) == extent(wanted):
                     called = [self._called(parameter.value, i) for i in range(len(parameter.value.shape))]
                     names = [dim if i == index else n if n.isidentifier() else f"d{i}" for i, n in enumerate(called)]
                     return f"if it is the same dim, name it there too: param {parameter.name} : {shown(names)}"
@@ -550,14 +528,14 @@ class _Binder:
         self, value: Value, factors: Factors, placed: Placed, index: int, what: str, parameter: Parameter | None
     ) -> tuple[Type, ...]:
         """The shard of a dim: its first factor that does not count pieces, or as few more as the axis needs."""
-        rest = _beyond_pieces(factors)
+        rest = beyond_pieces(factors)
         if factors and not rest:
-            text = f"{what} cannot be cut there: an op takes the dim apart into {_extent(factors)} pieces"
+            text = f"{what} cannot be cut there: an op takes the dim apart into {extent(factors)} pieces"
             self.found.error("PLC204", text, placed.dim_span or placed.span)
             return ()
         run = leading(self.contexts[index], factors)
         if run is None:
-            return self._indivisible(value, rest, placed, index, what, parameter)
+            return self._indivisible(value, factors, placed, index, what, parameter)
         if self.dims.locate(value, run) is None:
             self.found.error(
                 "PLC204",
@@ -571,41 +549,24 @@ class _Binder:
         self, value: Value, factors: Factors, placed: Placed, index: int, what: str, parameter: Parameter | None
     ) -> tuple[Type, ...]:
         axis, hints = self.mesh.axes[index], self.contexts[index].hints
-        first = factors[0].size if factors else 1
-        if parameter is not None and len(factors) > 1 and isinstance(first, int):
-            parts = f"{_extent(factors)} are {first} parts of {_extent(factors[1:])}"
+        rest = beyond_pieces(factors)
+        first = rest[0].size if rest else 1
+        if parameter is not None and len(rest) > 1 and isinstance(first, int) and not shared(rest[0]):
+            parts = f"{extent(rest)} are {first} parts of {extent(rest[1:])}"
             note = f"{what} stays replicated: {parts}, which axis '{axis.name}' of {axis.n} does not divide"
             self.notes.append(Diagnostic("PLC203", note, placed.dim_span or placed.span, severity="note"))
             return _unsharded(value)
-        size = _extent(factors)
-        whole = evaluate(size, hints)
         dim = placed.placement.dim if isinstance(placed.placement, Shard) else ""
-        text = f"dim '{dim}' of {what} is {whole if isinstance(size, int) else f'{size} = {whole}'}"
-        parts = evaluate(first, hints)
-        if len(factors) > 1:
-            text += f", in {parts} parts of {evaluate(_extent(factors[1:]), hints)}"
-        text += f", which axis '{axis.name}' of {axis.n} does not divide"
-        ranks = ", ".join(map(str, divisors(parts)))
-        count = "a size" if len(factors) == 1 else "a number of parts"
-        hint = f"{count} of {multiples(parts, axis.n)} would do" + (f", or {ranks} ranks" if ranks else "")
+        if parameter is not None:
+            self.uneven.missed(factors, what, placed, axis)
+        text, hint = indivisible(f"dim '{dim}' of {what}", factors, axis, hints)
         self.found.error("PLC203", text, placed.dim_span or placed.span, hint=hint)
         return ()
 
 
-def leading(context: Context, factors: Factors) -> Factors | None:
-    """The run that a shard of a dim cuts; a run of several factors leaves the last one whole. None: it has none."""
-    rest = _beyond_pieces(factors)
-    for run in context.runs(rest):
-        if run[0] == rest[0] and (len(run) == 1 or len(run) < len(rest)):
-            return run
-    return None
-
-
-def _beyond_pieces(factors: Factors) -> Factors:
-    """The product without the leading factors that count pieces: what a shard cuts of each piece."""
-    while factors and factors[0].piece:
-        factors = factors[1:]
-    return factors
+def _in_segments(factors: Factors, wanted: Factors) -> bool:
+    """Whether the dim is a sum whose segments all have what a name stands for."""
+    return any(f.segments and all(holds(segment, wanted) for segment in f.segments) for f in factors)
 
 
 def _twice(placed: Placed, other: Placed) -> str:
@@ -615,10 +576,3 @@ def _twice(placed: Placed, other: Placed) -> str:
 
 def _unsharded(value: Value) -> tuple[Type, ...]:
     return (I, R) if value.requires_grad else (R,)
-
-
-def _extent(factors: Factors) -> Size:
-    total: Size = 1
-    for factor in factors:
-        total = total * factor.size
-    return total

@@ -14,7 +14,7 @@ from placement.solver.faults import infeasible
 from placement.solver.joint import optimum
 from placement.solver.plan import Plan
 from placement.solver.pricing import Cost
-from placement.solver.problem import Solution
+from placement.solver.problem import Excessive, Solution
 
 
 def plan(bound: Bound, sources: Mapping[str, str] | None = None, say: Callable[[str], None] | None = None) -> Plan:
@@ -29,6 +29,10 @@ def plan(bound: Bound, sources: Mapping[str, str] | None = None, say: Callable[[
         raise PlacementError([infeasible(bound, error)], sources) from error
     except TooLittle as error:
         raise PlacementError([error.diagnostic], sources) from error
+    except Excessive as error:
+        text = "one op or one collective takes more than an hour by these figures, more than the solver counts to"
+        hint = "look at the figures on 'device' and 'link' lines, and at --size"
+        raise PlacementError([Diagnostic("PLC120", text, hint=hint)], sources) from error
     except Undecided as error:
         text = "no plan was found before the solver's tables passed their limit; there may be one"
         hint = "place some values with 'value' lines: each one placed is one choice less"
@@ -59,5 +63,5 @@ def price(bound: Bound) -> Cost | None:
     """What the plan that costs least costs: picoseconds, bytes kept, launches. None where there is no plan."""
     try:
         return optimum(bound)[1].cost
-    except (Infeasible, Undecided, TooLittle, PlacementError):
+    except (Infeasible, Undecided, TooLittle, Excessive, PlacementError):
         return None

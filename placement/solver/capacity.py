@@ -19,11 +19,12 @@ _LARGEST = 3  # modules that are named
 
 
 class TooLittle(Exception):
-    """No plan is within the limit; ``diagnostic`` says what the least takes."""
+    """No plan is within the limit; ``diagnostic`` says what the least takes, which is ``least``."""
 
-    def __init__(self, diagnostic: Diagnostic) -> None:
+    def __init__(self, diagnostic: Diagnostic, least: Solution) -> None:
         super().__init__(diagnostic.message)
         self.diagnostic = diagnostic
+        self.least = least
 
 
 def fitted(bound: Bound, line: LimitLine, problem: Problem, make: Callable[[Solution], Plan]) -> Solution:
@@ -35,7 +36,7 @@ def fitted(bound: Bound, line: LimitLine, problem: Problem, make: Callable[[Solu
     try:
         first = found = within(problem, allowed)
     except TooSmall as error:
-        raise TooLittle(_nothing_fits(make(error.least), line)) from error
+        raise TooLittle(_nothing_fits(make(error.least), line), error.least) from error
     try:
         for _ in range(_TIGHTER):
             more = memory(make(found)).rank.peak - int(line.most.amount)
@@ -43,8 +44,8 @@ def fitted(bound: Bound, line: LimitLine, problem: Problem, make: Callable[[Solu
                 return found if found is first else replace(found, bound=(min(first.bound[0], found.cost[0]), 0, 0))
             found = within(problem, found.cost[1] - more)
     except TooSmall as error:
-        raise TooLittle(_nothing_fits(make(error.least), line, proven=False)) from error
-    raise TooLittle(_nothing_fits(make(found), line, proven=False))
+        raise TooLittle(_nothing_fits(make(error.least), line, proven=False), error.least) from error
+    raise TooLittle(_nothing_fits(make(found), line, proven=False), found)
 
 
 def _nothing_fits(least: Plan, line: LimitLine, *, proven: bool = True) -> Diagnostic:
@@ -64,10 +65,9 @@ def _nothing_fits(least: Plan, line: LimitLine, *, proven: bool = True) -> Diagn
     return Diagnostic("PLC305", text, line.most.span, notes=notes)
 
 
-def unmet(line: LimitLine) -> Diagnostic:
+def unmet(line: LimitLine, least: Plan, solution: Solution) -> TooLittle:
     """On several axes: no plan within the limit was met, which does not prove that there is none."""
-    text = f"no plan of {line.most} or less on one rank was found by changing one axis at a time; there may be one"
-    return Diagnostic("PLC305", text, line.most.span, hint="place what keeps most, as `explain --memory` lists it")
+    return TooLittle(_nothing_fits(least, line, proven=False), solution)
 
 
 def _dominating(use: Usage, line: LimitLine) -> tuple[str, ...]:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
-from placement.graph.factors import Factor
 from placement.graph.ir import Node, Value
+from placement.graph.segments import Factor, Factors, flattened
 from placement.rules import Strategy
 from placement.types import Type
 
@@ -51,9 +51,9 @@ class Forms:
     # -- numbers --------------------------------------------------------------------------------
 
     def factors(self, value: Value) -> tuple[Factor, ...]:
-        """The factors of a value, dim by dim."""
+        """The factors of a value, dim by dim, those inside of sums after these."""
         if value not in self._flat:
-            self._flat[value] = tuple(factor for dim in self.bound.dims.of(value) for factor in dim)
+            self._flat[value] = tuple(factor for dim in self.bound.dims.of(value) for factor in flattened(dim))
         return self._flat[value]
 
     def numbers(self, owner: Node | Value) -> Numbers:
@@ -83,7 +83,7 @@ class Forms:
         """Equal for values of equal sizes in equal factors."""
         if value not in self._values:
             dims = self.bound.dims.of(value)
-            key = (self.nbytes(value), value.requires_grad, self._sizes(value), tuple(map(len, dims)))
+            key = (self.nbytes(value), value.requires_grad, self._sizes(value), tuple(map(_nesting, dims)))
             self._values[value] = self.intern(key)
         return self._values[value]
 
@@ -91,7 +91,7 @@ class Forms:
         """Equal for ops that do the same, whose factors meet alike, and that keep the same for the backward."""
         if node not in self._nodes:
             values = (*node.operands, *node.results)
-            met = tuple((self.seen(node, v), tuple(map(len, self.bound.dims.of(v)))) for v in values)
+            met = tuple((self.seen(node, v), tuple(map(_nesting, self.bound.dims.of(v)))) for v in values)
             key = (self.alike.of(node), met, self._sizes(node), self.keeping.likeness(node))
             self._nodes[node] = self.intern(key)
         return self._nodes[node]
@@ -135,6 +135,12 @@ class Forms:
 
     def _sizes(self, owner: Node | Value) -> tuple[int, ...]:
         return tuple([self.alike.size(factor.size) for factor in self.numbers(owner)])
+
+
+def _nesting(factors: Factors) -> object:
+    """How the factors of a dim lie: their number, and of sums what is in each segment."""
+    inside = tuple((i, *map(_nesting, f.segments)) for i, f in enumerate(factors) if f.segments)
+    return (len(factors), inside) if inside else len(factors)
 
 
 def renamed(kind: Type, names: Mapping[Factor, Factor]) -> Type:

@@ -1,10 +1,11 @@
-"""What ``input`` lines say, held against the shapes of a model's inputs."""
+"""What lines say of the shapes of inputs and parameters, held against those of a model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from placement.graph.ir import Size
+from placement.graph.factors import NameClashError, NamedDims
+from placement.graph.ir import Graph, Size
 from placement.lang.diagnostics import Diagnostics, did_you_mean
 from placement.lang.source import Span
 from placement.lang.spec import InputLine, Name, ParamLine, Spec
@@ -58,3 +59,41 @@ def shown(shape: Sequence[Size | str]) -> str:
 def joined(first: Span, last: Span) -> Span:
     """From the beginning of the one to the end of the other."""
     return Span(first.file, first.line, first.column, last.end_line, last.end_column)
+
+
+def named_dims(graph: Graph, spec: Spec, found: Diagnostics) -> list[NamedDims]:
+    """What ``input`` and ``param`` lines call the dims of their values; reports lists of another length (PLC107)."""
+    named: list[NamedDims] = []
+    inputs = {i.name: i.value for i in graph.inputs}
+    for line in spec.inputs:
+        if line.dims is not None:
+            named += [NamedDims(inputs[str(name)], tuple(map(str, line.dims)), line.dims) for name in line.names]
+    for line in spec.params:
+        if line.dims is None:
+            continue
+        for parameter in graph.parameters:
+            if any(line.pattern.matches(name) for name in parameter.names):
+                value = parameter.value
+                if dims_fit(line, f"parameter '{parameter.name}'", value.shape, found):
+                    named.append(NamedDims(value, tuple(map(str, line.dims)), line.dims))
+    return named
+
+
+def tell_clash(error: NameClashError, graph: Graph, named: Sequence[NamedDims], found: Diagnostics) -> None:
+    """One name for two dims: what each of them is, and where the other one has the name."""
+    what = {i.value: f"input '{i.name}'" for i in graph.inputs}
+    what |= {p.value: f"parameter '{p.name}'" for p in graph.parameters}
+
+    def told(given: NamedDims) -> tuple[Size, str, Span | None]:
+        index = given.names.index(error.name)
+        listed = given.where if isinstance(given.where, tuple) else ()
+        return given.value.shape[index], what[given.value], listed[index].span if listed else None
+
+    size, here, span = told(next(g for g in named if g.value is error.value and g.where is error.where))
+    other, there, first = told(next(g for g in named if error.name in g.names))
+    text = f"dim '{error.name}' is {size} in {here} and {other} in {there}"
+    if size == other:
+        text = f"dim '{error.name}' of {here} and of {there} are {size}, but of unlike parts"
+    shape = f"the shape of {here} is {shown(error.value.shape)}"
+    notes = [f"it has that name at {first}"] if first is not None and first != span else []
+    found.error("PLC108", text, span, notes=[shape, *notes])

@@ -40,6 +40,7 @@ from placement.solver.uses import Uses
 _WIDE, _SMALL = 36, 400  # options of one variable, and of all, up to which the joint problem is solved as it is
 _FEW = 64  # options beyond one each, from which on nothing is pruned
 _ROUNDS = 6  # of descent, and of pruning
+_FITS = 2  # how often each axis is fitted to a limit of memory
 _TABLE = 8_000_000  # entries of the largest table of one axis
 _TYPES = 100  # of one value that conversions may pass through in a plan that is found by descent
 _COSTS = 1 << 17  # of the conversions of one value, up to which they are charged tightly
@@ -144,8 +145,12 @@ class _Search:
         assert best is not None
         return best
 
-    def conditional(self, axis: int, chosen: Chosen, *, limited: bool = False) -> Found:
+    def conditional(self, axis: int, chosen: Chosen) -> Found:
         """The best for one axis with the others as chosen; what nothing is chosen for is free."""
+        builder, problem = self._given(axis, chosen)
+        return builder, builder.solved(problem, limited=False)
+
+    def _given(self, axis: int, chosen: Chosen) -> tuple[Builder, Problem]:
         allowed: Allowed = {
             name: [options[k] if k == axis or (one := chosen[name][k]) is None else (one,) for k in self.axes]
             for name, options in self.allowed.items()
@@ -155,7 +160,7 @@ class _Search:
         for name, counts in builder.counts.items():
             known = self.allowed[name]
             self.allowed[name] = [range(n) if own is None else own for own, n in zip(known, counts, strict=True)]
-        return builder, builder.solved(problem, limited=limited)
+        return builder, problem
 
     # -- a lower bound ------------------------------------------------------------------------------
 
@@ -275,17 +280,24 @@ class _Search:
             return found
         self.allowed = self._every()
         best: Found | None = None
+        least = found  # of the plans met, while none is within the limit the one that holds least
         chosen = _chosen(*found)
-        for axis in [*reversed(self.axes)] * 2:
+        for axis in [*reversed(self.axes)] * _FITS:
             self.say(f"fitting axis {self.bound.mesh.axes[axis].name} to the limit of memory")
+            builder, problem = self._given(axis, chosen)
             try:
-                other = self.conditional(axis, chosen, limited=True)
-            except (TooLittle, Infeasible, Undecided):
+                other = builder, builder.solved(problem)
+            except TooLittle as error:
+                if best is None and error.least.cost[1] < least[1].cost[1]:
+                    least = builder, error.least
+                    chosen = _chosen(*least)
+                continue
+            except (Infeasible, Undecided):
                 continue
             if best is None or other[1].cost < best[1].cost:
                 best, chosen = other, _chosen(*other)
         if best is None:
-            raise TooLittle(unmet(limit))
+            raise unmet(limit, least[0].plan(least[1].choice, least[1].cost, lower), least[1])
         return best[0], dataclasses.replace(best[1], bound=min(lower, best[1].cost))
 
 

@@ -121,8 +121,8 @@ class _OneRank(Walk):
             return layout
         kind = step.target.type
         if action is Action.SPLIT:
-            dim, before = mesh.place(self.bound.dims, step.value, kind, step.axes)
-            strides = block_strides(layout, dim, self.alike.size(before), n)
+            at = mesh.place(self.bound.dims, step.value, kind, step.axes)
+            strides = None if at.segments else block_strides(layout, at.dim, self.alike.size(at.outer), n)
             if strides is not None:
                 return Layout(layout.storage, self.shape(step.value, kind), strides)
         made = self.fresh(step.value, kind)

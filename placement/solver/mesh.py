@@ -16,6 +16,7 @@ import sympy
 
 from placement.graph.factors import Dims
 from placement.graph.ir import Size, Value, evaluate
+from placement.graph.segments import Factors, extent, flattened, pattern
 from placement.solver.cost import Device, Link, Machine
 from placement.types import Action, Conversion, Joint, Type, conversion
 
@@ -38,6 +39,18 @@ class Edge:
     axes: Axes
     target: Joint
     conversion: Conversion
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a value is cut: the dim, the size of what stands before the run in it, and its segments' sizes in ratio.
+
+    Segments are those of what is after ``outer``; there are none where the run lies in no sum.
+    """
+
+    dim: int
+    outer: Size
+    segments: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,20 +117,26 @@ class Mesh:
                 sizes[place[0]] = divided(sizes[place[0]], self.axes[index].n)
         return tuple(sizes)
 
-    def place(self, dims: Dims, value: Value, joint: Joint, axes: Axes, others: Axes | None = None) -> tuple[int, Size]:
-        """Where ``axes`` cut a value: the dim, and the size of what stands before the run in it.
-
-        That is its size where ``others`` have cut the value too; all of them, if nothing is said.
-        """
+    def place(self, dims: Dims, value: Value, joint: Joint, axes: Axes, others: Axes | None = None) -> Place:
+        """Where ``axes`` cut a value; sizes are those where ``others`` have cut it too, all if nothing is said."""
         run = joint[axes[0]].over
         found = dims.locate(value, run)  # type: ignore[arg-type]
         assert found is not None
-        before = prod((factor.size for factor in found[1]), start=1)
-        for index, kind in enumerate(joint):
-            among = index not in axes if others is None else index in others
-            if among and kind.over and not kind.stored and set(kind.over) <= set(found[1]):
-                before = divided(before, self.axes[index].n)
-        return found[0], before
+
+        def left(factors: Factors) -> Size:
+            size, inside = extent(factors), set(flattened(factors))
+            for index, kind in enumerate(joint):
+                among = index not in axes if others is None else index in others
+                if among and kind.over and not kind.stored and set(kind.over) <= inside:
+                    size = divided(size, self.axes[index].n)
+            return size
+
+        lengths: list[int] = []
+        for before, size in dims.segments(value, run):  # type: ignore[arg-type]
+            count = int(left(before))
+            lengths += [size // count] * count
+        times, segments = pattern(lengths) if lengths else (1, ())
+        return Place(found[0], left(found[1]) * times, segments)
 
     def fits(self, joint: Joint, hints: Mapping[sympy.Symbol, int]) -> bool:
         """Whether all axes can cut a value so together: the same run evenly, other runs apart.
@@ -130,7 +149,7 @@ class Mesh:
                 cuts[kind.over] = cuts.get(kind.over, 1) * axis.n
         for kind in joint:
             if kind.stored:
-                dim = set(kind.over)
+                dim = set(flattened(kind.over))  # type: ignore[arg-type]
                 within = prod(n for run, n in cuts.items() if dim >= set(run))
                 within *= prod(a.n for a, k in zip(self.axes, joint, strict=True) if k.stored and k.over == kind.over)
                 if _extent(kind.over, hints) % within:
@@ -138,6 +157,8 @@ class Mesh:
         if len(cuts) < 2 and sum(1 for kind in joint if kind.over and not kind.stored) < 2:
             return True
         factors = [factor for run in cuts for factor in run]
+        if any(factor.segments for factor in factors):  # type: ignore[attr-defined]
+            factors = [factor for run in cuts for factor in dict.fromkeys(flattened(run))]  # type: ignore[arg-type]
         if len(set(factors)) < len(factors):
             return False
         return all(_extent(run, hints) % n == 0 for run, n in cuts.items())

@@ -14,7 +14,7 @@ from placement.solver.forms import Forms
 from placement.solver.keeping import Keeping
 from placement.solver.limbs import Ints
 from placement.solver.mesh import Axes, Edge
-from placement.solver.problem import Costs
+from placement.solver.problem import LIMIT, Costs, Excessive
 from placement.solver.states import chosen, states
 from placement.solver.steiner import Conversions, conversions
 from placement.types import Joint, Kind, P, R, Type
@@ -91,6 +91,13 @@ class Restriction:
     chosen: bool = False
 
 
+def counted(time: int) -> int:
+    """Picoseconds that the solver can count to. Raises Excessive."""
+    if time > LIMIT:
+        raise Excessive
+    return time
+
+
 class Prices:
     """The prices of one bound program."""
 
@@ -119,7 +126,9 @@ class Prices:
         joints = tuple(self.bound.joints(kinds))
         ids = {joint: index for index, joint in enumerate(joints)}
         runs: dict[object, int] = {}
-        shape = tuple(tuple((kind.kind, runs.setdefault(kind.over, len(runs))) for kind in joint) for joint in joints)
+        shape = tuple(
+            tuple((kind.kind, kind.stored, runs.setdefault(kind.over, len(runs))) for kind in joint) for joint in joints
+        )
         wanted = tuple(ids[joint] for joint in asked)
         key = (self.nbytes(value), value.requires_grad, restriction, shape, wanted, self.likeness_of(value))
         known = self._ways.get(key)
@@ -172,7 +181,7 @@ class Prices:
         if hook and source.replaced(edge.axes, R) == edge.target:
             actions = actions[:1]
         actions += [edge.conversion.forward] * self.again(edge, source, restriction)
-        return sum(self.times(edge, source, sent, restriction)), 0, sum(map(machine.launches, actions))
+        return counted(sum(self.times(edge, source, sent, restriction))), 0, sum(map(machine.launches, actions))
 
     @staticmethod
     def again(edge: Edge, source: Joint, restriction: Restriction) -> int:
@@ -200,7 +209,7 @@ class Prices:
         inside = self.inside(strategy)
         sent = sum(self.mesh.machine(s.axes).collective(s.collective.action, s.nbytes) for s in inside)
         launches = sum(self.mesh.machine(s.axes).launches(s.collective.action) for s in inside)
-        return (sum(work) + sent, self.keeping.nbytes(node, strategy), launches), work
+        return (counted(sum(work) + sent), self.keeping.nbytes(node, strategy), launches), work
 
     def work(self, node: Node, strategy: JointStrategy) -> tuple[int, int]:
         """Picoseconds of an op's own work forward and backward."""
@@ -266,9 +275,11 @@ class Prices:
         if not restriction.hook:
             return kinds[0] is not Kind.S or not any(restriction.sealed[axis] for axis in edge.axes)
         if kinds == (Kind.I, Kind.R):
-            # A hook comes first: one reduction over all the axes that need it. Stored blocks need none: R does it.
-            stored = any(restriction.stored[axis] for axis in edge.axes) and not restriction.chosen
-            return not stored and R not in source and P not in source
+            # A hook comes first, also before blocks are gathered: one reduction over all the axes that need it. On an
+            # axis of stored blocks there is none: R does it.
+            blocks = [axis for axis, stored in enumerate(restriction.stored) if stored and not restriction.chosen]
+            first = all(source[axis].stored for axis in blocks) and not any(axis in edge.axes for axis in blocks)
+            return first and R not in source and P not in source
         # A parameter is used as it is placed. Where it may be whole too, blocks are not gathered to what a hook sums.
         gathered = all(source[axis].stored for axis in edge.axes)
         gathered = gathered and (kinds[1] is Kind.R if restriction.chosen else kinds[1] is not Kind.P)

@@ -17,9 +17,15 @@ from numpy.typing import NDArray
 
 COMPONENTS = 3
 LIMIT = 1 << 52
+
+
 FORBIDDEN = 1 << 54  # in component 0; sums of a few hundred do not overflow, solvers saturate at it
 
 Costs = NDArray[np.int64]
+
+
+class Excessive(Exception):
+    """Something costs more than the solver counts to: figures of a device or a link are not what they should be."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

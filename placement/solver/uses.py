@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from placement.graph.ir import Node, Value
 from placement.graph.signature import Signature
 from placement.rules import Strategy, lookup, strategies
-from placement.rules.saved import kept
 from placement.solver.pricing import Restriction
 from placement.types import I, P, R, Type
 
@@ -65,7 +64,7 @@ class Uses:
             kinds = pin.kinds if (pin := self.bound.parameters.get(value)) else ((),) * len(self.axes)
             stored = tuple(any(t.stored for t in own or ()) for own in kinds)
             chosen = any(stored) and any(len(own or ()) > 1 for own in kinds)
-            again = self._keepers[value] if any(stored) else 0
+            again = self._keepers[self.forms.keeping.one.layouts[value].storage] if any(stored) else 0
             self._restrictions[value] = Restriction(value in self.fixed, sealed, stored, again, chosen)
         return self._restrictions[value]
 
@@ -176,6 +175,6 @@ class Uses:
         return self.fixed[value][axis] if value in self.fixed else frozenset()
 
     @cached_property
-    def _keepers(self) -> Counter[Value]:
-        """How many tensors that ops keep for the backward are each value."""
-        return Counter(one.value for node in self.bound.graph.nodes for one in kept(node, "") if not one.itemsize)
+    def _keepers(self) -> Counter[int]:
+        """How many tensors that ops keep for the backward lie in each storage."""
+        return Counter(use.storage for uses in self.forms.keeping.one.uses.values() for use in uses)

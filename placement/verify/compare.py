@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -20,10 +20,11 @@ its ranks."""
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A value as one rank has it."""
+    """A value as one rank has it. lengths: by dim, what the whole is cut to, where the program pads it."""
 
     tensor: Tensor
     layout: Layout
+    lengths: Mapping[int, int] = field(default_factory=dict[int, int])
 
 
 Parts = dict[str, dict[str, Part]]
@@ -53,11 +54,15 @@ def wholes(parts: Sequence[Part], mesh: Mapping[str, int]) -> list[Tensor]:
                 groups.setdefault((*at[:depth], None, *at[depth + 1 :]), []).append(tensor)
             own = {at: _join(group, layout[axis]) for at, group in groups.items()}
         (whole,) = own.values()
+        for dim, size in parts[0].lengths.items():
+            whole = whole.narrow(dim, 0, size)
         found.append(whole)
     return found
 
 
 def _join(group: list[Tensor], how: Cut | str) -> Tensor:
+    if isinstance(how, Cut) and len({part.shape for part in group}) > 1:  # blocks of which the last are shorter
+        return torch.cat(group, how.dim)
     stack = torch.stack(group)
     return stack.sum(0) if isinstance(how, str) else joined(stack, how)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from placement.lang.diagnostics import Diagnostic, PlacementError
 from placement.lang.spec import Spec
 from placement.runtime import Cut, Program, SimulatedMesh, same_random
 from placement.runtime.cuts import block
+from placement.solver.padding import own_lengths
 from placement.solver.plan import Plan
 from placement.types import Kind
 from placement.verify.compare import Layout, Part, Parts, wholes
@@ -139,6 +140,11 @@ class Emitted:
     source: Source
     picks: Mapping[Call, int]
     layouts: Mapping[Call, Layout]
+    lengths: Mapping[Call, Mapping[int, int]]
+
+    def part(self, call: Call, tensor: Tensor) -> Part:
+        """What a module call returned on one rank."""
+        return Part(tensor, self.layouts[call], self.lengths[call])
 
 
 def emitted(task: Task, device_type: str) -> Emitted:
@@ -148,6 +154,7 @@ def emitted(task: Task, device_type: str) -> Emitted:
     printer = Printer(plan)
     picks: dict[Call, int] = {}
     layouts: dict[Call, Layout] = {}
+    lengths: dict[Call, Mapping[int, int]] = {}
     for inner in source.calls.walk():
         returned = plan.graph.modules[inner.path].returned.get(inner.call.index, ()) if inner.path else ()
         for index, version in enumerate(inner.gives):
@@ -157,9 +164,11 @@ def emitted(task: Task, device_type: str) -> Emitted:
             terms = {name: "P" for name, kind in zip(names, version.type, strict=True) if kind.kind is Kind.P}
             cuts = printer.cuts(version.value, version.type).items()
             picks[inner.call] = index
-            layouts[inner.call] = {**terms, **{names[i]: Cut(c.dim, evaluate(c.outer, hints)) for i, c in cuts}}
+            made = {names[i]: Cut(c.dim, evaluate(c.outer, hints), c.segments) for i, c in cuts}
+            layouts[inner.call] = {**terms, **made}
+            lengths[inner.call] = own_lengths(plan.graph, plan.bound.dims, version.value)
             break
-    return Emitted(plan, source, picks, layouts)
+    return Emitted(plan, source, picks, layouts, lengths)
 
 
 def random(plan: Plan) -> bool:
@@ -181,7 +190,7 @@ def on_simulated_ranks(
         def look() -> None:
             watch.close()
             for program, rank, layers in zip(programs, parts, seen, strict=True):
-                rank[LAYERS] = {str(c): Part(x, made.layouts[c]) for c, x in layers.items()}
+                rank[LAYERS] = {str(c): made.part(c, x) for c, x in layers.items()}
                 rank[GRADIENTS] = _parts(program, _gradient)
 
         call, inputs = task.inputs(mesh.device)
@@ -210,7 +219,7 @@ def on_this_rank(task: Task, made: Emitted, mesh: DeviceMesh, objective: Objecti
 
         def look() -> None:
             watch.close()
-            parts[LAYERS] = {str(c): Part(x, made.layouts[c]) for c, x in seen.items()}
+            parts[LAYERS] = {str(c): made.part(c, x) for c, x in seen.items()}
             parts[GRADIENTS] = _parts(program, _gradient)
 
         values = list(inputs.values())
@@ -218,7 +227,7 @@ def on_this_rank(task: Task, made: Emitted, mesh: DeviceMesh, objective: Objecti
     parts[OUTPUTS] = {name: Part(x, outputs.get(name, {})) for name, x in first.outputs.items()}
     parts[INPUTS] = {name: Part(x, layouts.get(name, {})) for name, x in first.inputs.items()}
     parts[WEIGHTS] = _parts(program, lambda p: p.detach().clone())
-    return {kind: {n: Part(p.tensor.cpu(), p.layout) for n, p in named.items()} for kind, named in parts.items()}
+    return {kind: {n: replace(p, tensor=p.tensor.cpu()) for n, p in named.items()} for kind, named in parts.items()}
 
 
 def _names(layout: Sequence[tuple[Any, Any]]) -> Iterator[tuple[str, Any]]:
@@ -237,7 +246,7 @@ def _block(x: Tensor, layout: Layout, program: Program) -> Tensor:
 
 def _parts(program: Program, what: Callable[[nn.Parameter], Tensor]) -> dict[str, Part]:
     return {
-        name: Part(what(p), dict(_names(program.layout_of(name))))
+        name: Part(what(p), dict(_names(program.layout_of(name))), dict(enumerate(program.full_shape(name, p))))
         for name, p in program.named_parameters(remove_duplicate=False)
         if p.requires_grad
     }

@@ -175,13 +175,6 @@ PLACEMENTS = [
     M("index past the dims of a value", "PLC204", {16: "value model.norm : Shard(«3») @ tp"}),
     M("shard of a scalar", "PLC204", {18: "output loss : Shard(«0») @ tp"}),
     M(
-        "vocabulary that does not divide",
-        "PLC203",
-        {6: "param model.embed_tokens.weight : [vocab, hidden], Shard(«vocab») @ tp"},
-        {"vocab": 250},
-        {"tp": 4},
-    ),
-    M(
         "width that does not divide",
         "PLC203",
         {11: "  param mlp.{gate,up}_proj.weight : Shard(«out») @ tp"},
@@ -234,7 +227,6 @@ PLACEMENTS = [
     M("partial input", "PLC205", {4: "input input_ids, labels : [batch, seq], «Partial @ tp»"}),
     M("partial where nothing sums", "PLC205", {16: "value model.norm : «Partial @ tp»"}),
     M("partial output", "PLC205", {19: "output logits : «Partial @ tp»"}),
-    M("weight of a norm", "PLC301", {13: "  param {input,post_attention}_layernorm.weight : «Shard(0) @ tp»"}),
     M(
         "tied weight placed two ways",
         "PLC201",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -59,5 +61,9 @@ def test_what_was_not_found_is_told_at_the_limit() -> None:
         plan(Net(), None, f"{TEXT}limit memory 1000 B\n", example=EXAMPLE)
     (fault,) = caught.value.diagnostics
     assert (fault.code, fault.line) == ("PLC305", 7)
-    assert fault.hint
+    # What the least takes that was met is within what is met where it is the limit.
+    least = re.search(r"there may be one\. The least found takes (\d+) B$", fault.message)
+    assert held(f"{TEXT}limit memory {least[1]} B\n") <= int(least[1])
+    assert "kept for the backward" in fault.notes[0]
+    assert "of that kept" in fault.notes[1]
     assert "there may be one" in fault.message

@@ -56,6 +56,11 @@ def g(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.requires_grad_()
 
 
+def c(*shape: int) -> torch.Tensor:
+    """Complex numbers."""
+    return torch.randn(shape, dtype=torch.complex128)
+
+
 def b(*shape: int) -> torch.Tensor:
     return torch.rand(shape) > 0.4
 
@@ -75,6 +80,8 @@ sample(aten.leaky_relu.default, lambda n: (x(n, 3 * n), 0.2), least=4)
 sample(aten.bitwise_not.default, lambda n: (i(n, 3 * n),), least=3)
 sample(aten.threshold.default, lambda n: (x(n, 3 * n), 0.3, 7.0), least=4)
 sample(aten.full_like.default, lambda n: (x(n, 3 * n), 2.5), least=4)
+sample(aten.fill.Scalar, lambda n: (x(n, 3 * n), 2.5), least=4)
+sample(aten.isin.Tensor_Scalar, lambda n: (i(n, 3 * n), 2), least=3)
 sample(aten.clamp.default, lambda n: (x(n, 3 * n), -0.5, 0.5), least=4)
 sample(aten.clamp.Tensor, lambda n: (x(n, 3 * n), x(3 * n) - 3), least=4)
 sample(aten.clamp_min.default, lambda n: (x(n, 3 * n), -0.5), least=4)
@@ -186,6 +193,16 @@ sample(aten.matmul.default, lambda n: (x(3 * n), x(n, 3 * n, 5)), least=6)
 sample(aten.matmul.default, lambda n: (x(3 * n), x(3 * n)), least=5)
 sample(aten.conv1d.default, lambda n: (x(n, 3 * n, 9), x(5 * n, 3 * n, 3), x(5 * n), (2,), (1,)), least=6)
 sample(aten.conv1d.default, lambda n: (x(n, 3 * n, 9), x(3 * n, 1, 3), None, (1,), (2,), (1,), 3 * n), least=3)
+sample(aten.conv1d.default, lambda n: (x(n, 6 * n, 7), x(4 * n, 3, 3), x(4 * n), (1,), (1,), (1,), 2 * n), least=4)
+sample(
+    aten.conv2d.default,
+    lambda n: (x(2, 3 * n, 5, 4), x(3 * n, 1, 3, 3), x(3 * n), [1, 1], [1, 1], [1, 1], 3 * n),
+    least=4,
+)
+sample(aten.conv_transpose1d.default, lambda n: (x(n, 3 * n, 4), x(3 * n, 5 * n, 3), x(5 * n), (2,)), least=6)
+sample(aten.conv_transpose1d.default, lambda n: (x(n, 3 * n, 4), x(3 * n, 2, 3), None, [1], [0], [0], n), least=3)
+sample(aten.conv_transpose2d.input, lambda n: (x(n, n, 4, 3), x(n, 3 * n, 2, 3)), least=7)
+sample(aten.conv_transpose3d.input, lambda n: (x(1, n, 2, 2, 2), x(n, n, 2, 2, 2)), least=5)
 sample(aten.conv2d.default, lambda n: (x(n, 3 * n, 4, 5), x(n, 3 * n, 2, 3)), least=7)
 sample(aten.conv3d.default, lambda n: (x(n, n, 3, 3, 3), x(n, n, 2, 2, 2), x(n)), least=6)
 
@@ -306,9 +323,49 @@ sample(aten.topk.default, lambda n: (x(n, 3 * n), 2), least=3)
 sample(aten.layer_norm.default, lambda n: (x(n, 3, 5 * n), (5 * n,), x(5 * n), x(5 * n)), least=3)
 sample(aten.layer_norm.default, lambda n: (x(n, 3, 5 * n), (3, 5 * n)), least=3)
 sample(aten.rms_norm.default, lambda n: (x(n, 3 * n, 5), (5,), x(5), 1e-6), least=4)
+sample(aten.rms_norm.default, lambda n: (x(2, 3, 5 * n), (3, 5 * n), x(3, 5 * n)), least=3)
 sample(aten.rms_norm.default, lambda n: (x(n, 3 * n, 5), (5,)), least=4)
 sample(aten.native_layer_norm.default, lambda n: (x(n, 3 * n, 5), (5,), x(5), x(5), 1e-5), least=4)
 sample(aten.group_norm.default, lambda n: (x(n, 6 * n, 5), 3, x(6 * n), x(6 * n)), least=3)
+
+sample(aten._weight_norm.default, lambda n: (x(3 * n, n, 2), x(3 * n, 1, 1), 0), least=4)
+sample(aten._weight_norm.default, lambda n: (x(n, 3, 5 * n), x(1, 1, 5 * n), 2), least=4)
+
+# -- positions, complex numbers, spectra ------------------------------------------------------------
+
+for _dims in (1, 2, 3):
+    _at = (5, 4, 3)[:_dims]
+    for _name in ("avg_pool", "max_pool"):
+        _op = getattr(aten, f"{_name}{_dims}d").default
+        sample(_op, lambda n, at=_at: (x(n, 3 * n, *at), [2] * len(at)), least=4)
+    _op = getattr(aten, f"adaptive_avg_pool{_dims}d").default
+    sample(_op, lambda n, at=_at: (x(n, 3 * n, *at), [2] * len(at)), least=5)
+    _op = getattr(aten, f"upsample_nearest{_dims}d").vec
+    sample(_op, lambda n, at=_at: (x(n, 3 * n, *at), [7] * len(at), None), least=5)
+sample(aten.max_pool1d_with_indices.default, lambda n: (x(n, 3 * n, 6), [2]), least=4)
+sample(aten.max_pool2d_with_indices.default, lambda n: (x(3 * n, 6, 6), [2, 3]), least=3)
+sample(aten.max_pool3d_with_indices.default, lambda n: (x(1, n, 4, 4, 4), [2, 2, 2]), least=3)
+sample(aten.upsample_linear1d.vec, lambda n: (x(n, 3 * n, 4), [7], False, None), least=5)
+sample(aten.upsample_bilinear2d.vec, lambda n: (x(n, 3 * n, 4, 3), None, True, [2.0, 2.0]), least=5)
+sample(aten.upsample_bicubic2d.default, lambda n: (x(n, 3 * n, 4, 3), [5, 7], False), least=5)
+sample(aten.upsample_trilinear3d.vec, lambda n: (x(n, n, 2, 3, 2), [3, 4, 3], False, None), least=5)
+sample(aten.im2col.default, lambda n: (x(n, 3 * n, 5, 4), [3, 2], [1, 1], [1, 0], [1, 1]), least=5)
+sample(aten.col2im.default, lambda n: (x(n, 6 * 3 * n, 15), [5, 4], [3, 2], [1, 1], [1, 0], [1, 1]), least=5)
+sample(aten.unfold.default, lambda n: (x(n, 7, 3 * n), 1, 3, 2), least=5)
+sample(aten.pixel_shuffle.default, lambda n: (x(n, 4 * n, 3 * n, n), 2), least=7)
+
+for _name in ("real", "imag", "_conj", "_conj_physical", "conj", "conj_physical", "resolve_conj", "view_as_real"):
+    sample(getattr(aten, _name).default, lambda n: (c(n, 3 * n),), least=5)
+sample(aten.angle.default, lambda n: (c(n, 3 * n),), least=4)
+sample(aten.polar.default, lambda n: (x(n, 3 * n), x(3 * n)), least=4)
+sample(aten.complex.default, lambda n: (x(n, 3 * n), x(3 * n)), least=5)
+sample(aten.view_as_complex.default, lambda n: (x(n, 3 * n, 2),), least=5)
+sample(aten.mul.Tensor, lambda n: (c(n, 3 * n), c(3 * n)), least=6)
+for _name in ("fft", "ifft", "rfft", "irfft"):
+    sample(getattr(aten, f"fft_{_name}").default, lambda n: (x(n, 3 * n, 5), None, 1), least=4)
+    for _more in "2n":
+        sample(getattr(aten, f"fft_{_name}{_more}").default, lambda n: (x(n, 3, 5),), least=3)
+sample(aten.fft_fftn.default, lambda n: (x(n, 3 * n, 5), (4,)), least=5)
 
 # -- indexing -------------------------------------------------------------------------------------
 
@@ -331,6 +388,19 @@ sample(aten.index.Tensor, lambda n: (x(3, n, 5 * n), [None, i(3 * n, 1, high=n),
 sample(aten.index.Tensor, lambda n: (x(5 * n, n, 3), [i(n, high=5 * n), None, i(n, high=3)]), least=5)
 sample(aten.index.Tensor, lambda n: (b(n, 3 * n), [i(n, 1, 1, 1, high=n), i(1, 1, 1, 3 * n, high=3 * n)]), least=3)
 sample(aten.index.Tensor, lambda n: (x(n, 3 * n), [b(n)]), least=1)
+sample(aten.masked_scatter.default, lambda n: (x(3, n, 2 * n), b(3, n, 1), x(4 * n, 2 * n)), least=4)
+sample(aten.masked_scatter.default, lambda n: (x(n, 3 * n), b(3 * n), x(4 * n * n)), least=3)
+for _reduce in ("sum", "prod", "mean", "amax"):
+    sample(aten.scatter_reduce.two, lambda n, r=_reduce: (x(n, 5), 1, i(n, 7, high=5), x(n, 7), r), least=3)
+sample(
+    aten.scatter_reduce.two,
+    lambda n: (x(n, 5), 1, i(n, 7, high=5), x(n, 7), "mean"),
+    least=3,
+    include_self=False,
+)
+sample(aten.bucketize.Tensor, lambda n: (x(n, 3 * n), torch.tensor([-0.5, 0.0, 0.7], dtype=DOUBLE)), least=3)
+sample(aten.searchsorted.Tensor, lambda n: (torch.tensor([-0.5, 0.0, 0.7], dtype=DOUBLE), x(n, 3 * n)), least=3)
+sample(aten.isin.Tensor_Tensor, lambda n: (i(n, 3 * n), i(2, n)), least=3)
 sample(aten.one_hot.default, lambda n: (i(n, 3 * n, high=5), 5), least=3)
 
 # -- attention and losses ---------------------------------------------------------------------------

@@ -53,6 +53,8 @@ def test_implementations_are_offered_and_run() -> None:
             if finding.strategy.implementation:
                 assert finding.run
                 offered.setdefault(finding.op, set()).add(finding.strategy.implementation)
+    assert offered["aten.layer_norm.default"] == offered["aten.rms_norm.default"] == {"reduced statistics"}
+    assert offered["aten.conv1d.default"] == {"own groups"}
     assert offered["aten.embedding.default"] == {"masked lookup"}
     assert offered["aten.cross_entropy_loss.default"] == {"over classes", "over tokens"}
     assert (

@@ -35,39 +35,55 @@ def cases(n: int) -> list[Case]:
         Case("partial of I", lambda x, a: rt.partial(x, a, of="I"), "I", "P", (3, 5)),
         Case("partial of R", lambda x, a: rt.partial(x, a, of="R"), "R", "P", (3, 5)),
     ]
-    places = [(0, 1, (3 * n, 5)), (1, 1, (3, n, 2)), (-1, 1, (2, 3, 2 * n)), (0, 3, (6 * n, 2)), (1, 2, (3, 2 * n, 1))]
-    for dim, outer, shape in [*places, (0, 1, (n,)), (1, 1, (0, n))]:
-        shard = Shard(dim, outer)
-        at = f"dim {dim} outer {outer} of {shape}"
-        found += [
-            Case(f"all_gather to R, {at}", _with(rt.all_gather, dim, outer, to="R"), shard, "R", shape),
-            Case(f"all_gather to I, {at}", _with(rt.all_gather, dim, outer, to="I"), shard, "I", shape),
-            Case(f"reduce_scatter, {at}", _with(rt.reduce_scatter, dim, outer), "P", shard, shape),
-            Case(f"split of I, {at}", _with(rt.split, dim, outer, of="I"), "I", shard, shape),
-            Case(f"split of R, {at}", _with(rt.split, dim, outer, of="R"), "R", shard, shape),
-            Case(f"pad, {at}", _with(rt.pad, dim, outer), shard, "P", shape),
-        ]
-    moves = [
-        ((0, 1), (1, 1), (n, 2 * n, 3)),
-        ((1, 1), (0, 1), (2 * n, 3 * n)),
-        ((2, 1), (0, 2), (4 * n, 3, n)),
-        ((1, 3), (2, 1), (2, 3 * n, n)),
-        # two factors of one merged dim: (a, b) with a = 2n, b = 3n
-        ((0, 1), (0, 2 * n), (6 * n * n, 2)),
-        ((1, 2 * n), (1, 1), (2, 6 * n * n)),
+    places: list[tuple[int, int, tuple[int, ...], tuple[int, ...]]] = [
+        (dim, outer, (), shape) for dim, outer, shape in _places(n)
     ]
-    for (dim, outer), (to_dim, to_outer), shape in moves:
-        name = f"all_to_all ({dim}, {outer}) to ({to_dim}, {to_outer}) of {shape}"
-        found.append(Case(name, _swap(dim, to_dim, outer, to_outer), Shard(dim, outer), Shard(to_dim, to_outer), shape))
+    for dim, outer, segments, shape in [*places, (1, 2, (2, 1), (2, 6 * n)), (0, 1, (1, 3, 2), (6 * n, 2))]:
+        shard = Shard(dim, outer, segments)
+        at = f"dim {dim} outer {outer} {segments or ''} of {shape}"
+        found += [
+            Case(f"all_gather to R, {at}", _with(rt.all_gather, dim, outer, segments, to="R"), shard, "R", shape),
+            Case(f"all_gather to I, {at}", _with(rt.all_gather, dim, outer, segments, to="I"), shard, "I", shape),
+            Case(f"reduce_scatter, {at}", _with(rt.reduce_scatter, dim, outer, segments), "P", shard, shape),
+            Case(f"split of I, {at}", _with(rt.split, dim, outer, segments, of="I"), "I", shard, shape),
+            Case(f"split of R, {at}", _with(rt.split, dim, outer, segments, of="R"), "R", shard, shape),
+            Case(f"pad, {at}", _with(rt.pad, dim, outer, segments), shard, "P", shape),
+        ]
+    moves: list[tuple[Shard, Shard, tuple[int, ...]]] = [
+        (Shard(0), Shard(1), (n, 2 * n, 3)),
+        (Shard(1), Shard(0), (2 * n, 3 * n)),
+        (Shard(2), Shard(0, 2), (4 * n, 3, n)),
+        (Shard(1, 3), Shard(2), (2, 3 * n, n)),
+        # two factors of one merged dim: (a, b) with a = 2n, b = 3n
+        (Shard(0), Shard(0, 2 * n), (6 * n * n, 2)),
+        (Shard(1, 2 * n), Shard(1), (2, 6 * n * n)),
+        (Shard(1, 1, (2, 1)), Shard(0), (n, 3 * n)),
+        (Shard(1), Shard(0, 2, (1, 2)), (6 * n, n)),
+        # two factors of every segment: (a, b) in the one and (a, 2, b) in the other, with a = b = n
+        (Shard(0, 1, (1, 2)), Shard(0, 3 * n), (3 * n * n, 2)),
+        (Shard(1, 3 * n), Shard(1, 1, (1, 2)), (2, 3 * n * n)),
+    ]
+    for one, other, shape in moves:
+        name = f"all_to_all ({one.dim}, {one.outer}{one.segments or ''}) to ({other.dim}, {other.outer}"
+        found.append(Case(f"{name}{other.segments or ''}) of {shape}", _swap(one, other), one, other, shape))
     return found
 
 
-def _with(function: Callable[..., Tensor], dim: int, outer: int, **kwargs: str) -> Convert:
-    return lambda x, axis: function(x, axis, dim, outer, **kwargs)
+def _places(n: int) -> list[tuple[int, int, tuple[int, ...]]]:
+    return [
+        (0, 1, (3 * n, 5)), (1, 1, (3, n, 2)), (-1, 1, (2, 3, 2 * n)), (0, 3, (6 * n, 2)), (1, 2, (3, 2 * n, 1)),
+        (0, 1, (n,)), (1, 1, (0, n)),
+    ]  # fmt: skip
 
 
-def _swap(dim: int, to_dim: int, outer: int, to_outer: int) -> Convert:
-    return lambda x, axis: rt.all_to_all(x, axis, dim, to_dim, outer, to_outer)
+def _with(function: Callable[..., Tensor], dim: int, outer: int, segments: tuple[int, ...], **kwargs: str) -> Convert:
+    return lambda x, axis: function(x, axis, dim, outer, segments, **kwargs)
+
+
+def _swap(one: Shard, other: Shard) -> Convert:
+    return lambda x, axis: rt.all_to_all(
+        x, axis, one.dim, other.dim, one.outer, other.outer, one.segments, other.segments
+    )
 
 
 def values(case: Case, n: int, seed: int = 0) -> tuple[Tensor, list[Tensor], Tensor, list[Tensor]]:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from placement import runtime as rt
-from placement.runtime.cuts import block, blocks, joined, local_shape, padded
+from placement.runtime.cuts import block, blocks, joined, local_shape, padded, places
 from tests.reference import Shard, to_global, to_ranks
 
 
@@ -16,34 +16,39 @@ from tests.reference import Shard, to_global, to_ranks
 def cut_tensors(draw: st.DrawFn) -> tuple[torch.Tensor, rt.Cut, int]:
     """A tensor, possibly transposed, with a cut that n ranks divide."""
     n, outer, rest = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(0, 3))
+    segments = tuple(draw(st.lists(st.integers(1, 3), max_size=3)))
     shape = draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
     dim = draw(st.integers(-len(shape), len(shape) - 1))
-    shape[dim] = outer * n * rest
+    shape[dim] = outer * n * rest * (sum(segments) or 1)
     x = torch.arange(float(torch.Size(shape).numel())).reshape(shape)
     if draw(st.booleans()):
         x = x.flip(0).movedim(0, -1).contiguous().movedim(-1, 0)
-    return x, rt.Cut(dim, outer), n
+    return x, rt.Cut(dim, outer, segments), n
 
 
 @given(cut_tensors())
 def test_against_the_reference(case: tuple[torch.Tensor, rt.Cut, int]) -> None:
     x, cut, n = case
-    expected = to_ranks(x, Shard(cut.dim, cut.outer), n)
+    shard = Shard(cut.dim, cut.outer, cut.segments)
+    expected = to_ranks(x, shard, n)
     own = [block(x, cut, n, rank) for rank in range(n)]
     for rank, (got, want) in enumerate(zip(own, expected, strict=True)):
         assert torch.equal(got, want)
         assert got.is_contiguous()
         assert got.shape == local_shape(tuple(x.shape), cut, n, "x")
-        full = to_global([want if r == rank else torch.zeros_like(want) for r in range(n)], Shard(cut.dim, cut.outer))
+        full = to_global([want if r == rank else torch.zeros_like(want) for r in range(n)], shard)
         assert torch.equal(padded(want, cut, n, rank), full)
     stack = blocks(x, cut, n)
     assert stack.is_contiguous()
     assert torch.equal(stack, torch.stack(expected))
     assert torch.equal(joined(stack, cut), x)
+    along = places(x.shape[cut.dim], cut, n, n - 1)
+    assert torch.equal(x.index_select(cut.dim, along), expected[-1])
 
 
 @pytest.mark.parametrize(
-    ("shape", "cut", "n"), [((5,), rt.Cut(0), 2), ((2, 6), rt.Cut(1, 2), 2), ((6,), rt.Cut(0, 3), 4)]
+    ("shape", "cut", "n"),
+    [((5,), rt.Cut(0), 2), ((2, 6), rt.Cut(1, 2), 2), ((6,), rt.Cut(0, 3), 4), ((12,), rt.Cut(0, segments=(2, 1)), 3)],
 )
 def test_what_cannot_be_cut(shape: tuple[int, ...], cut: rt.Cut, n: int) -> None:
     for attempt in (
@@ -62,3 +67,6 @@ def test_outer_that_a_block_lacks() -> None:
         padded(torch.ones(3), rt.Cut(0, 2), 2, 0)
     with pytest.raises(ValueError, match="at least 1, not 0"):
         rt.Cut(0, 0)
+    with pytest.raises(rt.SizeError, match="1 equal parts of segments 2 : 1 of dim 0"):
+        joined(torch.ones(2, 4), rt.Cut(0, 1, (2, 1)))
+    assert repr(rt.Cut(0, 1, (2, 1))) == "Cut(dim=0, outer=1, segments=(2, 1))"

@@ -20,7 +20,7 @@ Pool = Callable[[int], GlooPool]
 SHAPES = [(), (5,), (3, 7), (2, 3, 4), (0,)]
 
 
-def values(shape: tuple[int, ...], vocab: int = 24) -> tuple[Tensor, Tensor, Tensor]:
+def values(shape: tuple[int, ...], vocab: int = 48) -> tuple[Tensor, Tensor, Tensor]:
     """A table, indices with repetition, a cotangent."""
     g = torch.Generator().manual_seed(0)
     table = torch.randn(vocab, 3, generator=g, dtype=torch.float64)
@@ -37,40 +37,41 @@ def one_device(shape: tuple[int, ...], padding: int) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
-@pytest.mark.parametrize("outer", [1, 2])
+@pytest.mark.parametrize("cut", [Shard(0), Shard(0, 2), Shard(0, 1, (3, 1))])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_value_and_gradient(n: int, outer: int, shape: tuple[int, ...]) -> None:
+def test_value_and_gradient(n: int, cut: Shard, shape: tuple[int, ...]) -> None:
     table, ids, cotangent = values(shape)
     some = int(ids.view(-1)[0]) if ids.numel() else 0
     for padding in (-1, 0, some, 23):
-        leaves = [part.requires_grad_() for part in to_ranks(table, Shard(0, outer), n)]
+        leaves = [part.requires_grad_() for part in to_ranks(table, cut, n)]
         with rt.record() as log:
             terms = rt.simulate(tp=n).run(
                 lambda axes, leaves=leaves, padding=padding: rt.masked_embedding(
-                    ids, leaves[axes["tp"].rank], axes["tp"], 0, outer, padding_idx=padding
+                    ids, leaves[axes["tp"].rank], axes["tp"], 0, cut.outer, cut.segments, padding_idx=padding
                 )
             )
             torch.autograd.backward(terms, [cotangent] * n)
         expected, expected_grad = one_device(shape, padding)
         assert torch.equal(to_global([x.detach() for x in terms], "P"), expected)
-        grad = to_global([leaf.grad for leaf in leaves], Shard(0, outer))
+        grad = to_global([leaf.grad for leaf in leaves], cut)
         torch.testing.assert_close(grad, expected_grad)
         assert log == []
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_located(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("cut", [rt.Cut(0, 2), rt.Cut(0, 1, (1, 3))])
+def test_located(dtype: torch.dtype, cut: rt.Cut) -> None:
     """Each index lies on one rank, at the place where the oracle has it."""
-    n, size, outer = 3, 4, 2
+    n, size = 3, 4
     every = torch.arange(size * n, dtype=dtype)
     for rank in range(n):
         axis = rt.simulate(tp=n).axes(rank)["tp"]
-        local, mine = located(every, size, axis, outer)
-        assert every[mine].tolist() == indices(size * n, outer, n, rank).tolist()
+        local, mine = located(every, size, axis, cut)
+        assert every[mine].tolist() == indices(size * n, Shard(0, cut.outer, cut.segments), n, rank).tolist()
         assert local[mine].tolist() == list(range(size))
         assert not local[~mine].any()
         outside = torch.tensor([-1, -100, size * n, 1000], dtype=dtype)
-        assert not located(outside, size, axis, outer)[1].any()
+        assert not located(outside, size, axis, cut)[1].any()
 
 
 @pytest.mark.parametrize("wrong", [-1, 6, 10**9])

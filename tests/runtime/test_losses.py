@@ -29,6 +29,7 @@ class Case:
     tokens: tuple[int, ...]
     classes: int
     outer: int = 1
+    segments: tuple[int, ...] = ()
     options: tuple[tuple[str, Any], ...] = ()
     weighted: bool = False
     ignored: str = "some"
@@ -37,6 +38,10 @@ class Case:
     @property
     def dim(self) -> int:
         return 1 if self.tokens else 0
+
+    @property
+    def shard(self) -> Shard:
+        return Shard(self.dim, self.outer, self.segments)
 
     def values(self, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, dict[str, Any], Tensor]:
         """Logits, target, options, and a cotangent of the result."""
@@ -70,12 +75,12 @@ class Case:
 
 def over_classes(case: Case, axis: rt.Axis, leaf: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
     _, target, options, _ = case.values(dtype)
-    return rt.class_parallel_cross_entropy(leaf, target, axis, case.dim, case.outer, **options)
+    return rt.class_parallel_cross_entropy(leaf, target, axis, case.dim, case.outer, case.segments, **options)
 
 
 def simulated(case: Case, n: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, list[rt.Event]]:
     logits, _, _, cotangent = case.values(dtype)
-    shard = Shard(case.dim, case.outer)
+    shard = case.shard
     leaves = [part.requires_grad_() for part in to_ranks(logits, shard, n)]
     with rt.record() as log:
         losses = rt.simulate(tp=n).run(lambda axes: over_classes(case, axes["tp"], leaves[axes["tp"].rank], dtype))
@@ -90,6 +95,7 @@ SHAPES = [
     Case((5,), 24, outer=2),
     Case((3, 5), 12),
     Case((2, 3, 5), 36, outer=3),
+    Case((5,), 48, segments=(1, 3)),
     Case((1,), 12),
 ]
 OPTIONS = [
@@ -313,7 +319,7 @@ def on_processes(cases: list[Case]) -> list[tuple[Tensor, Tensor]]:
     found = []
     for case in cases:
         logits, _, _, cotangent = case.values()
-        leaf = to_ranks(logits, Shard(case.dim, case.outer), axis.size)[axis.rank].requires_grad_()
+        leaf = to_ranks(logits, case.shard, axis.size)[axis.rank].requires_grad_()
         loss = over_classes(case, axis, leaf)
         loss.backward(cotangent)
         found.append((loss.detach(), leaf.grad))
@@ -338,7 +344,7 @@ def test_on_processes(gloo: Pool) -> None:
         losses, grads = zip(*(answer[index] for answer in answers), strict=True)
         expected, expected_grad = case.one_device()
         torch.testing.assert_close(to_global(list(losses), "I"), expected)
-        torch.testing.assert_close(to_global(list(grads), Shard(case.dim, case.outer)), expected_grad)
+        torch.testing.assert_close(to_global(list(grads), case.shard), expected_grad)
     for index in (0, 1):
         loss, _ = answers[0][len(cases) + index]
         torch.testing.assert_close(loss.float(), torch.tensor(4.0).log(), rtol=0.01, atol=0)

@@ -247,6 +247,8 @@ def distributed() -> None:
     x, y = torch.arange(16.0).reshape(4, 4), torch.arange(4.0)
     with pytest.raises(rt.SizeError, match=r"output '2' on axis 'tp': no DTensor has the layout Cut\(dim=1, outer=2\)"):
         Layouts(w=rt.param()).on(mesh)
+    with pytest.raises(rt.SizeError, match=r"no DTensor has the layout Cut\(dim=0, outer=1, segments=\(2, 1\)\)"):
+        type("Fused", (Layouts,), {"outputs": {"0": rt.Cut(0, segments=(2, 1))}})(w=rt.param()).on(mesh)
     program = type("Whole", (Layouts,), {"outputs": {"0": rt.Cut(0), "1.part": "P"}})(w=rt.param()).on(mesh)
     program.load_full_state_dict({"w": torch.tensor(2.0)})
     own = x.chunk(2)[axis.rank].clone().requires_grad_()

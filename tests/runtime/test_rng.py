@@ -75,6 +75,7 @@ def test_blocks_of_one_mask(n: int, dim: int, outer: int, shape: tuple[int, ...]
         (Cut(0), Cut(0), (24, 5)),
         (Cut(1), Cut(1, 2), (3, 48)),  # each axis cuts both halves of a fused dim
         (Cut(-1, 2), Cut(1, 2), (3, 48)),
+        (Cut(1, 1, (2, 1, 1)), Cut(1), (3, 48)),
         (Cut(0), Cut(1), (4, 6)),
         (Cut(1), Cut(0, 2), (12, 4, 3)),
     ],

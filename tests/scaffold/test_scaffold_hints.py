@@ -82,7 +82,7 @@ def told():
         ("param table.weight : Shard(2) @ x", 4, "PLC204", ["Shard(hidden) here ", "leaving the line out "]),
         ("value floors.*.apple : Shard(3) @ x", 4, "PLC204", ["Shard(seq) here ", "leaving the line out "]),
         ("output loss : Shard(seq) @ x", 4, "PLC204", ["leaving the line out costs "]),
-        ("param judge.weight : Shard(out) @ x", 3, "PLC203", ["126 or 129 would do", "leaving the line out costs "]),
+        ("param floors.*.wide.weight : Shard(out) @ x", 3, "PLC203", ["255 or 258 would do", "leaving the line out "]),
         ("param floors.*.calm.weight : Shard(0) @ x", 4, "PLC301", ["leaving the line out costs "]),  # a norm
     ],
 )
