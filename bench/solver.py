@@ -40,6 +40,7 @@ from placement.graph.capture import capture
 from placement.lang.spec import Spec
 from placement.solver.bind import bind
 from placement.solver.build import plan
+from placement.undisturbed import undisturbed
 
 SIZES = {"batch": 8, "seq": 4096}
 MESHES = {
@@ -145,8 +146,9 @@ def exported(layers: int) -> Timed:
     return found[0]
 
 
+@undisturbed()
 def planned(layers: int, axes: int, export: Timed) -> Row:
-    """One row of the table."""
+    """One row of the table: the stages of ``placement.plan`` as that runs them."""
     model, example = llama70b(layers)
     spec = read(text(axes))
     found: list[Timed] = []

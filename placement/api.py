@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from placement import specs
 from placement.emit.members import refuse_names
 from placement.emit.module import instantiate, load
 from placement.emit.source import write
@@ -47,11 +48,24 @@ def read(spec: Spec | str | Path) -> Spec:
     return parser.load(str(spec))
 
 
+def _read_for(spec: Spec | str | Path | None, model: torch.nn.Module, mesh: Mesh, example: Example) -> Spec:
+    """The spec, or the one that comes with the package for the model's class. Raises PlacementError."""
+    if spec is not None:
+        return read(spec)
+    sizes, _ = _axes(mesh)
+    made = specs.ready(model, sizes, example if isinstance(example, Mapping) else {})
+    if made is None:
+        text = f"no spec was given, and none comes with the package for {type(model).__name__}"
+        hint = "'placement init' writes a first one for any model"
+        raise PlacementError([Diagnostic("PLC408", text, hint=hint)])
+    return made
+
+
 @undisturbed()
 def plan(
     model: torch.nn.Module,
     mesh: Mesh,
-    spec: Spec | str | Path,
+    spec: Spec | str | Path | None = None,
     *,
     example: Example,
     sizes: Mapping[str, int] | None = None,
@@ -60,11 +74,12 @@ def plan(
 ) -> Plan:
     """The plan for ``model`` on ``mesh``, without a module.
 
-    ``mesh`` may be sizes by axis name, or None where the spec has them. ``sizes`` replaces the example's
+    ``mesh`` may be sizes by axis name, or None where the spec has them. Without a ``spec`` it is the one that comes
+    with the package for the model's class (``placement.specs``), and a note says so. ``sizes`` replaces the example's
     sizes of named dims in prices. Nothing is computed: the model may be on the meta device. ``say`` is told what
     begins: ``capturing the model``, ``solving``. Raises PlacementError, also for a plan that breaks an ``expect`` line.
     """
-    spec = read(spec)
+    spec = _read_for(spec, model, mesh, example)
     faults = check_spec(spec)
     if any(fault.severity == "error" for fault in faults):
         raise PlacementError(faults, spec.sources)
@@ -75,11 +90,11 @@ def plan(
     say = say or (lambda _: None)
     say("capturing the model")
     started = time.perf_counter()
-    given = _global(example, spec, mesh)
+    whole = _global(example, spec, mesh)
     mesh_of(spec, axes, device_type or kind, Diagnostics())  # its faults at once, not after a capture
     try:
-        _check_inputs(model, given, spec)
-        graph = capture(model, given, dims)
+        _check_inputs(model, whole, spec)
+        graph = capture(model, whole, dims)
     except PlacementError as error:
         raise PlacementError(error.diagnostics, spec.sources) from error.__cause__
     refuse_names(graph, axes, spec)
@@ -144,13 +159,15 @@ def _global(example: Example, spec: Spec, mesh: Mesh) -> Example:
 def compile(  # noqa: A001 - the name users know from torch; what a program depends on
     model: torch.nn.Module,
     mesh: DeviceMesh | SimulatedMesh,
-    spec: Spec | str | Path,
+    spec: Spec | str | Path | None = None,
     *,
     example: Example,
     sizes: Mapping[str, int] | None = None,
     reduce_dtype: torch.dtype | None = None,
 ) -> Program | Simulated:
     """Compile ``model`` for ``mesh`` as ``spec`` says; returns a module with the same tree and names.
+
+    Without a ``spec`` it is the one that comes with the package for the model's class; ``explain()`` names it.
 
     On a ``DeviceMesh`` it holds this rank's shards; on ``placement.simulate(...)`` every rank's. ``example``
     is what the model is called with: keyword arguments by name, or positional ones. The module has
@@ -159,7 +176,7 @@ def compile(  # noqa: A001 - the name users know from torch; what a program depe
 
     Raises PlacementError with every fault of spec, model and mesh; the model is never changed.
     """
-    spec = read(spec)
+    spec = _read_for(spec, model, mesh, example)
     made = plan(model, mesh, spec, example=example, sizes=sizes)
     started = time.perf_counter()
     source = write(made, spec.file)
@@ -181,7 +198,7 @@ def compile(  # noqa: A001 - the name users know from torch; what a program depe
 def explain(
     model: torch.nn.Module,
     mesh: Mesh,
-    spec: Spec | str | Path,
+    spec: Spec | str | Path | None = None,
     *,
     example: Example,
     sizes: Mapping[str, int] | None = None,
@@ -202,7 +219,7 @@ def explain(
     Raises PlacementError, and ValueError for a name that nothing has or a format that is not there.
     """
     check_view(format, why=why is not None, against=against is not None, time=time, memory=memory)
-    spec = read(spec)
+    spec = _read_for(spec, model, mesh, example)
 
     def explained(other: Spec) -> Mapping[str, Any]:
         return explain_data(plan(model, mesh, other, example=example, sizes=sizes))
@@ -229,13 +246,13 @@ def _other(
 def emit(
     model: torch.nn.Module,
     mesh: Mesh,
-    spec: Spec | str | Path,
+    spec: Spec | str | Path | None = None,
     *,
     example: Example,
     sizes: Mapping[str, int] | None = None,
 ) -> str:
     """The Python text of the distributed program. Raises PlacementError."""
-    spec = read(spec)
+    spec = _read_for(spec, model, mesh, example)
     return write(plan(model, mesh, spec, example=example, sizes=sizes), spec.file).text
 
 

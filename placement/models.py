@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-import json
-import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,9 +19,6 @@ from torch.utils import _pytree as pytree
 __all__ = ["Built", "ModelNameError", "build", "resized"]
 
 Example = Mapping[str, Any]
-
-_LABELLED = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration", "ForPreTraining")
-_TEXT, _IMAGES = "input_ids", "pixel_values"
 
 
 class ModelNameError(ValueError):
@@ -158,81 +153,22 @@ def _file(path: Path) -> ModuleType:
 
 
 def _from_config(path: Path, sizes: Mapping[str, int], *, meta: bool, given: Mapping[str, int]) -> Built:
-    path = path / "config.json" if path.is_dir() else path
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelNameError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
-        raise ModelNameError(f"{path} is not JSON: {error}") from error
-    transformers = _transformers()
-    kinds: Mapping[str, Any] = transformers.CONFIG_MAPPING
-    if not isinstance(data, dict) or data.get("model_type") not in kinds:
-        raise ModelNameError(f"{path} is no config that transformers knows: it needs a model_type")
-    config = kinds[data["model_type"]].from_dict(data)
-    config.use_cache = False
+    hf = _transformers()
+    device = "meta" if meta else "cpu"
     torch.manual_seed(0)
-    with torch.device("meta" if meta else "cpu"), _default_dtype(config):
-        model = _model(transformers, config).train()
-    return Built(model, _example(model, config, sizes, given, device="meta" if meta else "cpu"))
+    try:
+        model = hf.from_config(path, device=device)
+        made = hf.example(model, batch=sizes["batch"], seq=sizes["seq"], device=device, longest="seq" not in given)
+    except hf.ConfigError as error:
+        raise ModelNameError(str(error)) from error
+    return Built(model, made)
 
 
 def _transformers() -> Any:
-    """The package, silent and offline: everything it needs is in the config."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    """Our bridge to the package, which need not be there."""
     try:
-        return importlib.import_module("transformers")
+        return importlib.import_module("placement.integrations.transformers")
     except ModuleNotFoundError as error:
+        if error.name not in ("transformers", "safetensors"):
+            raise
         raise ModelNameError("hf: needs transformers: pip install 'placement[hf]'") from error
-
-
-class _default_dtype:  # noqa: N801 - reads as a function where it is used
-    """New tensors have the dtype that the config asks for."""
-
-    def __init__(self, config: Any) -> None:
-        wanted = getattr(config, "dtype", None)
-        wanted = getattr(torch, wanted, None) if isinstance(wanted, str) else wanted
-        self.dtype = wanted if isinstance(wanted, torch.dtype) else torch.get_default_dtype()
-        self.before = torch.get_default_dtype()
-
-    def __enter__(self) -> None:
-        torch.set_default_dtype(self.dtype)
-
-    def __exit__(self, *_: object) -> None:
-        torch.set_default_dtype(self.before)
-
-
-def _model(transformers: Any, config: Any) -> nn.Module:
-    names: list[str] = getattr(config, "architectures", None) or []
-    if names and not hasattr(transformers, names[0]):
-        raise ModelNameError(f"transformers has no architecture {names[0]!r}")
-    if names:
-        return getattr(transformers, names[0])(config)
-    try:
-        return transformers.AutoModelForCausalLM.from_config(config)
-    except ValueError as error:
-        raise ModelNameError("the config names no architecture, and its model has no causal LM") from error
-
-
-def _example(model: Any, config: Any, sizes: Mapping[str, int], given: Mapping[str, int], *, device: str) -> Example:
-    """Random inputs, the same ones every time; labels are a tensor of their own, as torch.export wants them."""
-    draw = torch.Generator().manual_seed(1)
-    kind = getattr(model, "main_input_name", _TEXT)
-    batch = sizes["batch"]
-    if kind == _IMAGES:
-        side = config.image_size
-        height, width = side if isinstance(side, list | tuple) else (side, side)
-        example = {_IMAGES: torch.randn(batch, config.num_channels, height, width, generator=draw)}
-        if type(model).__name__.endswith("ForImageClassification"):
-            example["labels"] = torch.randint(0, config.num_labels, (batch,), generator=draw)
-    elif kind == _TEXT:
-        text = config.get_text_config() if hasattr(config, "get_text_config") else config
-        seq = sizes["seq"]
-        if "seq" not in given:
-            seq = min(seq, getattr(text, "max_position_embeddings", None) or seq)
-        names = [_TEXT, "labels"] if type(model).__name__.endswith(_LABELLED) else [_TEXT]
-        example = {name: torch.randint(0, text.vocab_size, (batch, seq), generator=draw) for name in names}
-    else:
-        raise ModelNameError(f"{type(model).__name__} takes {kind!r}: name a callable that returns such an example")
-    return {name: x.to(device) for name, x in example.items()}

@@ -13,6 +13,7 @@ import pytest
 
 SITE = "import sysconfig; print(sysconfig.get_path('purelib'))"
 ROOT = Path(__file__).resolve().parent.parent
+KINDS = ("*.py", "*.plc")
 GRAMMAR = (ROOT / "grammar" / "placement.lark").read_text(encoding="utf-8")
 
 
@@ -52,8 +53,8 @@ def test_the_wheel_holds_the_grammar_the_typing_marker_and_the_licence(unpacked:
 
 
 def test_the_wheel_holds_every_module_of_the_package_and_nothing_beside_it(unpacked: Path) -> None:
-    inside = {path.relative_to(unpacked) for path in unpacked.rglob("*.py")}
-    assert inside == {path.relative_to(ROOT) for path in (ROOT / "placement").rglob("*.py")}
+    inside = {path.relative_to(unpacked) for kind in KINDS for path in unpacked.rglob(kind)}
+    assert inside == {path.relative_to(ROOT) for kind in KINDS for path in (ROOT / "placement").rglob(kind)}
     assert {path.name.split("-")[0] for path in unpacked.iterdir()} == {"placement"}
 
 

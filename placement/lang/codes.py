@@ -79,6 +79,7 @@ _TITLES = {
     "PLC405": "data on the meta device is missing",
     "PLC406": "state dict does not fit",
     "PLC407": "unsupported form of an op",
+    "PLC408": "no spec was given",
     "PLC901": "internal error",
 }
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING, Literal, Self
 
+from placement.lang.diagnostics import Diagnostic
 from placement.lang.patterns import compile_pattern
 from placement.lang.source import Span
 from placement.record import record
@@ -375,7 +376,8 @@ Statement = (
 class Spec:
     """All statements of a file and of what it includes, each kind in the order of reading.
 
-    ``sources`` maps every file that was read, the root first, to its text.
+    ``sources`` maps every file that was read, the root first, to its text. ``notes`` are what a reader of its plans
+    should know.
     """
 
     file: str = field(compare=False)
@@ -391,6 +393,7 @@ class Spec:
     lowers: tuple[LowerLine, ...] = ()
     expects: tuple[ExpectLine, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict[str, str], compare=False)
+    notes: tuple[Diagnostic, ...] = field(default=(), compare=False)
 
     @property
     def statements(self) -> tuple[Statement, ...]:
