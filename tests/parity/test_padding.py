@@ -200,6 +200,37 @@ def test_what_is_done_with_all_words_sees_those_that_there_are() -> None:
     close(program.full_gradients(), gradients(model))
 
 
+class Divided(Words):
+    """Logits over a number for each word, which the padding would make 0 / 0."""
+
+    def __init__(self, vocab: int) -> None:
+        super().__init__(vocab)
+        self.heat = nn.Parameter(torch.rand(vocab) + 0.5)
+
+    def forward(self, ids, labels):
+        logits = self.head(self.layer(self.embed(ids))) / self.heat
+        return {"loss": F.cross_entropy(logits.view(-1, logits.shape[-1]), labels.view(-1)), "logits": logits}
+
+
+def test_nothing_is_divided_by_the_padding() -> None:
+    torch.manual_seed(0)
+    result = placement.verify(Divided(7).double(), rt.simulate(tp=2), SPEC, example=batch(7), steps=2)
+    assert result.ok, str(result)
+
+
+class Decayed(Words):
+    """The table itself is in the loss: no rank has it whole, so it is not padded."""
+
+    def forward(self, ids, labels):
+        out = super().forward(ids, labels)
+        return {**out, "loss": out["loss"] + nn.functional.normalize(self.embed.weight, dim=0).sum()}
+
+
+def test_a_table_that_is_needed_whole_is_refused_with_its_size() -> None:
+    with pytest.raises(placement.PlacementError, match=r"is 7, which axis 'tp' of\s+2 does not divide"):
+        placement.plan(Decayed(7), {"tp": 2}, SPEC, example=batch(7))
+
+
 def test_the_shape_of_a_state_dict_is_the_models() -> None:
     program = placement.compile(drawn(7), placement.simulate(tp=2), SPEC, example=batch(7))
     with pytest.raises(rt.StateError, match=r"embed.weight is \[8, 6\], the program has \[7, 6\]"):
