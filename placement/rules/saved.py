@@ -277,12 +277,18 @@ def kept(node: Node, implementation: str = "") -> tuple[Kept, ...]:
     return tuple(line(node) if callable(line) else _read(node, line))
 
 
+@cache
+def _entries(line: str) -> tuple[re.Match[str], ...]:
+    found = [(entry, _ENTRY.fullmatch(entry)) for entry in line.split(", ") if entry]
+    if wrong := [entry for entry, match in found if match is None]:
+        raise ValueError(f"{wrong[0]!r} says nothing of what is kept")
+    return tuple(match for _, match in found if match is not None)
+
+
 def _read(node: Node, line: str) -> Iterator[Kept]:
-    given = arguments(node)
-    for entry in filter(None, line.split(", ")):
-        match = _ENTRY.fullmatch(entry)
-        if match is None:
-            raise ValueError(f"{entry!r} says nothing of what is kept")
+    entries = _entries(line)
+    given = arguments(node) if entries else {}
+    for match in entries:
         asking = (match["asking"] or "").split()
         if asking and not any(v.requires_grad for name in asking for v in _tensors(given.get(name))):
             continue
