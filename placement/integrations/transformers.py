@@ -87,7 +87,7 @@ def example(
 def compile(  # noqa: A001 - as of the package
     source: Config,
     mesh: DeviceMesh | SimulatedMesh,
-    spec: Spec | str | Path,
+    spec: Spec | str | Path | None = None,
     *,
     example: Mapping[str, Any],
     dtype: torch.dtype | None = None,

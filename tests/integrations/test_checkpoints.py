@@ -172,7 +172,7 @@ def test_files_that_are_wrong_are_named(saved, tmp_path) -> None:
 
 def test_a_config_alone_gives_buffers_and_no_weights() -> None:
     config = build().config
-    program = hf.compile(config, placement.simulate(tp=2), SPEC, example=IDS)
+    program = hf.compile(config, placement.simulate(tp=2), example=IDS)  # by the spec that comes with the package
     assert {p.is_meta for p in program.parameters()} == {True}
     assert {b.is_meta for b in program.buffers()} == {False}
     program.load_full_state_dict(build().state_dict())
