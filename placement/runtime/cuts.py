@@ -11,9 +11,11 @@ import torch
 from placement.runtime.errors import SizeError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from torch import Tensor
+
+    from placement.runtime.axis import Axis
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -67,6 +69,14 @@ def local_shape(shape: tuple[int, ...], cut: Cut, n: int, what: str) -> tuple[in
         into += f" in each of the segments {' : '.join(map(str, cut.segments))}" if cut.segments else ""
         raise SizeError(f"{what}: dim {dim} of shape {list(shape)} has size {size}, which does not make {into}")
     return (*shape[:dim], size // n, *shape[dim + 1 :])
+
+
+def whole_shape(local: Sequence[int], layout: Iterable[tuple[Axis, Cut]]) -> list[int]:
+    """The shape of what equal blocks of shape ``local`` make together, where ``layout`` cuts it."""
+    shape = list(local)
+    for axis, cut in layout:
+        shape[cut.dim] *= axis.size
+    return shape
 
 
 def block(x: Tensor, cut: Cut, n: int, rank: int, what: str = "split") -> Tensor:

@@ -18,7 +18,7 @@ from torch.distributed.tensor.placement_types import Partial, Placement, Shard
 from placement.runtime import state
 from placement.runtime._torch import eager
 from placement.runtime.axis import Axis, MeshAxis
-from placement.runtime.cuts import Cut, local_shape
+from placement.runtime.cuts import Cut, local_shape, whole_shape
 from placement.runtime.errors import MeshError, SizeError, StateError
 from placement.runtime.gathers import gathered_again
 from placement.runtime.guards import Guard, Spec
@@ -258,27 +258,22 @@ class Program(Module):
                 for axis in self._axes  # in mesh order, as a DTensor has them
                 if axis in layout
             }
-            full = self._returned(name, x)
-            for axis, dim in ((self._axes[a], layout[a].dim) for a in places if layout[a] != "P"):
-                if dim in self.lengths.get(name, ()):
-                    x = x.narrow(dim, 0, min(max(full[dim] - axis.rank * x.shape[dim], 0), x.shape[dim]))
+            x, whole = self._own_length(name, x) if name in self.lengths else (x, {})
             if not places:
-                return x[tuple(slice(0, size) for size in full)]
-            mesh, stride = _submesh(self._axes, places), torch.empty(full, device="meta").stride()
-            return DTensor.from_local(
-                x, mesh, list(places.values()), run_check=False, shape=torch.Size(full), stride=stride
-            )
+                return x
+            return DTensor.from_local(x, _submesh(self._axes, places), list(places.values()), run_check=False, **whole)
 
         result = mapped(wrapped, [result])
         return result if self.restore is None else self.restore(result)
 
-    def _returned(self, name: str, local: Tensor) -> tuple[int, ...]:
-        """The whole size of an output that is ``local`` on this rank, without what its dims are padded with."""
-        shape = list(local.shape)
-        for axis, cut in self.layout(self.outputs.get(name)):
-            if cut != "P":
-                shape[cut.dim] *= axis.size
-        return tuple(self.lengths.get(name, {}).get(dim, size) for dim, size in enumerate(shape))
+    def _own_length(self, name: str, local: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        """An output without what its dims are padded with, and the whole's shape and stride as a DTensor has them."""
+        cuts = [(axis, cut) for axis, cut in self.layout(self.outputs[name]) if cut != "P"]
+        whole = whole_shape(local.shape, cuts)
+        for dim, size in self.lengths[name].items():
+            before = sum(axis.rank * local.shape[dim] for axis, cut in cuts if cut.dim == dim)  # of one axis at most
+            whole[dim], local = size, local.narrow(dim, 0, min(max(size - before, 0), local.shape[dim]))
+        return local, {"shape": torch.Size(whole), "stride": torch.empty(whole, device="meta").stride()}
 
     # -- gradients and state ---------------------------------------------------------------------
 
@@ -306,10 +301,7 @@ class Program(Module):
         """The shape that a one-device state dict has for the parameter or buffer ``name``, which is ``local`` here."""
         if name in self._given:
             return self._given[name]
-        shape = list(local.shape)
-        for axis, cut in self.layout_of(name):
-            shape[cut.dim] *= axis.size
-        return tuple(shape)
+        return tuple(whole_shape(local.shape, self.layout_of(name)))
 
     def meta_tensors(self) -> list[str]:
         """Names of parameters and buffers that have no data yet."""

@@ -64,10 +64,10 @@ class Simulated(nn.Module):
             return program(*bound.args, **bound.kwargs)
 
         results = each([partial(call, rank, program) for rank, program in enumerate(programs)])
-        result = mapped(self._joined, results)
+        result = mapped(self._returned, results)
         return result if self.restore is None else self.restore(result)
 
-    def _joined(self, name: str, xs: list[Tensor]) -> Tensor:
+    def _returned(self, name: str, xs: list[Tensor]) -> Tensor:
         """The global output of this name, without what its dims are padded with."""
         program = self.programs[0]
         whole = self._join(xs, program.layout(program.outputs.get(name)))

@@ -6,7 +6,6 @@ from itertools import product
 from typing import TYPE_CHECKING, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from placement.runtime.cuts import places
@@ -33,31 +32,27 @@ class Sliced(Protocol):
         ...
 
 
-def own_block(full: Sliced, layout: Sequence[tuple[Axis, Cut]], local: tuple[int, ...]) -> Tensor:
-    """This rank's block, of shape ``local``, where ``layout`` cuts ``full``, the outermost cut first.
+def own_block(full: Sliced, layout: Sequence[tuple[Axis, Cut]], whole: Sequence[int]) -> Tensor:
+    """This rank's block where ``layout`` cuts a tensor of shape ``whole``, the outermost cut first.
 
-    Nothing else of it is read, but for what lies between where a block is in very many places of a dim. Where ``full``
-    is too short for blocks of this shape, zeros follow it.
+    Nothing else is read, but for what lies between where a block is in very many places of a dim. Of a ``full`` that is
+    shorter it is what there is of the block.
     """
-    whole_shape = list(local)
-    for axis, cut in layout:
-        whole_shape[cut.dim] *= axis.size
-    held = [torch.arange(size) for size in whole_shape]
+    held = [torch.arange(size) for size in whole]
     for axis, cut in layout:
         dim = cut.dim % len(held)
         held[dim] = held[dim][places(len(held[dim]), cut, axis.size, axis.rank)]
     held = [index[index < size] for index, size in zip(held, full.shape, strict=True)]
     runs = [_runs(index) for index in held]
-    whole = tuple(
+    rectangles = tuple(
         [slice(0, 0)] if not len(index) else own if len(own) <= _RUNS else [slice(int(index[0]), int(index[-1]) + 1)]
         for index, own in zip(held, runs, strict=True)
     )
-    made = _joined(full, whole)
+    made = _joined(full, rectangles)
     for dim, (index, own) in enumerate(zip(held, runs, strict=True)):
         if len(own) > _RUNS:
             made = made.index_select(dim, (index - index[0]).to(made.device))
-    missing = [size - have for size, have in zip(local, made.shape, strict=True)]
-    return F.pad(made, [n for more in reversed(missing) for n in (0, more)]) if any(missing) else made
+    return made
 
 
 def _joined(full: Sliced, runs: Sequence[Sequence[slice]]) -> Tensor:

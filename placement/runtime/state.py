@@ -6,9 +6,11 @@ import difflib
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from placement.runtime.axis import Step
+from placement.runtime.cuts import whole_shape
 from placement.runtime.errors import StateError
 from placement.runtime.slices import Sliced, own_block
 
@@ -126,8 +128,11 @@ def _near(name: str, names: Mapping[str, object] | list[str]) -> str:
 
 def _load(program: Program, names: list[str], full: Sliced) -> None:
     """Give the tensor of ``names`` its block of ``full``: in place, or in every owner if it had no data."""
-    old = tensors(program)[names[0]]
-    part = own_block(full, program.layout_of(names[0]), tuple(old.shape)).detach()
+    old, layout = tensors(program)[names[0]], program.layout_of(names[0])
+    part = own_block(full, layout, whole_shape(old.shape, layout)).detach()
+    missing = [size - have for size, have in zip(old.shape, part.shape, strict=True)]
+    if any(missing):
+        part = F.pad(part, [n for more in reversed(missing) for n in (0, more)])
     if not old.is_meta:
         with torch.no_grad():
             old.copy_(part)

@@ -7,6 +7,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from placement.lang.diagnostics import Diagnostic, PlacementError
 from placement.lang.spec import Spec
 from placement.runtime import Cut, Program, SimulatedMesh, same_random
 from placement.runtime.cuts import block
+from placement.runtime.slices import own_block
 from placement.solver.padding import own_lengths
 from placement.solver.plan import Plan
 from placement.types import Kind
@@ -213,7 +215,7 @@ def on_this_rank(task: Task, made: Emitted, mesh: DeviceMesh, objective: Objecti
         name: _block(x, layouts.get(name, {}), program).requires_grad_(x.requires_grad) for name, x in whole.items()
     }
     outputs = {name: dict(_names(program.layout(how))) for name, how in program.outputs.items()}
-    own = Objective({name: _block(w, outputs.get(name, {}), program) for name, w in objective.weights.items()})
+    own = Objective({name: _weight(w, name, program) for name, w in objective.weights.items()})
     with contextlib.ExitStack() as watch:
         seen = watch.enter_context(watched(program, made.picks))
 
@@ -242,6 +244,16 @@ def _block(x: Tensor, layout: Layout, program: Program) -> Tensor:
             axis = program.mesh_axes[name]
             part = block(part, how, axis.size, axis.rank)
     return part.to(program.device).clone()
+
+
+def _weight(x: Tensor, output: str, program: Program) -> Tensor:
+    """This rank's part of a one-device weight of an output, whose last blocks may be shorter than the others."""
+    cuts = [(axis, how) for axis, how in program.layout(program.outputs.get(output)) if isinstance(how, Cut)]
+    whole = list(x.shape)
+    for dim in program.lengths.get(output, ()):
+        n = prod(axis.size for axis, cut in cuts if cut.dim == dim)
+        whole[dim] = -(-whole[dim] // n) * n
+    return own_block(x.detach(), cuts, whole).to(program.device).clone()
 
 
 def _parts(program: Program, what: Callable[[nn.Parameter], Tensor]) -> dict[str, Part]:

@@ -258,3 +258,26 @@ def blocks(mesh: Any) -> None:
     (out["loss"] + whole(out["logits"].square().sum())).backward()
     close(whole(out["logits"]), want["logits"])
     close(program.full_gradients(), gradients(model))
+
+
+class Scores(nn.Module):
+    """Logits and no loss: ``verify`` then weights every output, of which each rank has a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(7, HIDDEN), nn.Linear(HIDDEN, 7)
+
+    def forward(self, ids):
+        return {"logits": self.head(torch.tanh(self.embed(ids)))}
+
+
+SCORES = SPEC.replace("ids, labels", "ids") + "param head.* : Shard(out) @ tp\noutput logits : Shard(2) @ tp\n"
+
+
+@pytest.mark.gloo
+@pytest.mark.usefixtures("warm_ranks")
+def test_verify_of_logits_alone_in_processes() -> None:
+    result = placement.verify(
+        Scores().double(), {"tp": 2}, SCORES, example={"ids": batch(7)["ids"]}, backend="gloo", steps=1
+    )
+    assert result.ok, str(result)
