@@ -30,18 +30,6 @@ from transformers import LlamaConfig
 from placement.integrations import transformers as hf
 
 RANKS, FILES = 4, 4
-SPEC = """
-mesh tp
-input input_ids, labels : [batch, seq]
-param model.embed_tokens.weight : [vocab, hidden], Shard(vocab) @ tp
-within model.layers.* {
-  param self_attn.{q,k,v}_proj.weight : Shard(out) @ tp
-  param self_attn.o_proj.weight       : Shard(in) @ tp
-  param mlp.{gate,up}_proj.weight     : Shard(out) @ tp
-  param mlp.down_proj.weight          : Shard(in) @ tp
-}
-param lm_head.weight : [vocab, hidden], Shard(vocab) @ tp
-"""
 
 
 def write(folder: Path, layers: int) -> int:
@@ -81,7 +69,7 @@ def load(rank: int, folder: str, results: str) -> None:
     ids = {name: torch.zeros(2, 64, dtype=torch.int64) for name in ("input_ids", "labels")}
     imported = _most()
     started = time.perf_counter()
-    program = hf.compile(folder, mesh, SPEC, example=ids)
+    program = hf.compile(folder, mesh, example=ids)
     taken = time.perf_counter() - started
     peak = _most() - imported
     held = sum(p.numel() * p.element_size() for p in program.parameters())

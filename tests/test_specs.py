@@ -37,18 +37,18 @@ def test_every_family_has_a_class_of_transformers() -> None:
 
 @pytest.fixture(scope="module")
 def fitted():
-    """Of each family of the zoo that a spec comes for: its parameters' names and the spec that is ready for it."""
+    """Of each family of the zoo that a spec comes for: its parameters' names, the spec, and what is ready of it."""
     models = {name: on_meta(family) for name, family in READY.items()}
-    return {name: (names(model), specs.ready(model, AXES, TOKENS)) for name, model in models.items()}
+    return {n: (names(model), specs.find(model), specs.ready(model, AXES, TOKENS)) for n, model in models.items()}
 
 
 def test_most_families_of_the_zoo_have_a_spec(fitted) -> None:
     assert len(fitted) >= 40
-    assert all(spec is not None for _, spec in fitted.values())
+    assert all(spec is not None for *_, spec in fitted.values())
 
 
 def test_a_ready_spec_places_what_an_expert_would(fitted) -> None:
-    for family, (known, spec) in fitted.items():
+    for family, (known, _, spec) in fitted.items():
         for word, dim in ((READY[family].column, "out"), (READY[family].row, "in")):
             for line in placement.parse(
                 "mesh tp\n" + "".join(f"param {p}.weight : Shard({dim}) @ tp\n" for p in word.split())
@@ -60,8 +60,7 @@ def test_a_ready_spec_places_what_an_expert_would(fitted) -> None:
 
 def test_no_line_is_for_nothing(fitted) -> None:
     idle: dict[str, set[str]] = {}
-    for name, (known, _) in fitted.items():
-        whole = specs.find(on_meta(READY[name]))
+    for known, whole, _ in fitted.values():
         lines = {str(line) for line in whole.params if not any(map(line.pattern.matches, known))}
         idle[whole.file] = idle.get(whole.file, lines) & lines
     assert not any(idle.values()), idle
@@ -83,8 +82,7 @@ def test_an_input_of_another_shape_is_not_named() -> None:
 
 def test_a_tied_parameter_is_placed_once() -> None:
     for name in ("gpt2", "t5", "bart", "gemma2", "cohere"):
-        with torch.device("meta"):
-            model = on_meta(READY[name])
+        model = on_meta(READY[name])
         head = model.get_output_embeddings().weight
         own = [n for n, p in model.named_parameters(remove_duplicate=False) if p is head]
         assert len(own) > 1, name

@@ -38,7 +38,7 @@ from placement.graph._torch import (
 )
 from placement.graph.copies import Copier
 from placement.graph.example import SMALLEST, Example, argument_names, capture_sizes, check_dims, key_text, resized
-from placement.graph.gradients import own_backwards_refused, refuse_gradient_hooks
+from placement.graph.gradients import differentiable, own_backwards_refused, refuse_gradient_hooks
 from placement.graph.ir import Call, Graph, Input, ModuleInfo, Node, Output, Parameter, Size, Symbol, Value, substitute
 from placement.graph.repeats import MARK, RepeatError, Repeats
 from placement.lang.diagnostics import Diagnostic, PlacementError
@@ -480,7 +480,7 @@ class _Reader:
         outputs = meta if isinstance(meta, tuple | list) else (meta,)
         name, names = self._names(node.target, len(outputs))
         results = tuple(
-            Value(named, tuple(map(self._size, tensor.shape)), tensor.dtype, grad and _differentiable(tensor.dtype))
+            Value(named, tuple(map(self._size, tensor.shape)), tensor.dtype, grad and differentiable(tensor.dtype))
             if isinstance(tensor, torch.Tensor)
             else None
             for named, tensor in zip(names, outputs, strict=True)
@@ -498,7 +498,7 @@ class _Reader:
         cut: dict[Value, Value] = {}
         nodes = []
         for value in operands:
-            if _differentiable(value.dtype) and value not in cut:  # one that needs no gradient may be written to first
+            if differentiable(value.dtype) and value not in cut:  # one that needs no gradient may be written to first
                 name, _ = self._names(aten.detach.default, 1)
                 cut[value] = Value(name, value.shape, value.dtype, False)
                 nodes.append(Node(name, aten.detach.default, (value,), {}, (cut[value],), stack, source))
@@ -582,10 +582,6 @@ class _Reader:
             for path, module in self.model.named_modules(remove_duplicate=False)
         }
         return self.copier.modules(modules)
-
-
-def _differentiable(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex
 
 
 def _identifier(name: str) -> str:

@@ -77,3 +77,8 @@ def _caller() -> str | None:
         frame = frame.f_back
     name = frame.f_code.co_filename if frame else ""
     return None if frame is None or "/torch/" in name else f"{name}:{frame.f_lineno}"
+
+
+def differentiable(dtype: torch.dtype) -> bool:
+    """Whether a tensor of this dtype may have a gradient."""
+    return dtype.is_floating_point or dtype.is_complex

@@ -68,11 +68,11 @@ class Checkpoint(Mapping[str, Stored]):
         if not index.is_file():
             return {}
         try:
-            placed: Any = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            if not all(isinstance(name, str) for name in (*placed, *placed.values())):
-                raise TypeError("weight_map has more than names of tensors and files")  # noqa: TRY301 - told below
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            placed: Any = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+        except (ValueError, KeyError, TypeError) as error:
             raise _unfit(f"{index} is no index of safetensors: {error}") from error
+        if odd := [name for name, file in placed.items() if not isinstance(file, str)]:
+            raise _unfit(f"{index} is no index of safetensors: {odd[0]} is in no file")
         return placed
 
     def _alone(self) -> set[Path]:

@@ -102,9 +102,10 @@ def compile(  # noqa: A001 - as of the package
     """
     from placement import compile as compiled  # noqa: PLC0415 - it imports this package's models
 
-    model = from_config(source, dtype=dtype)
+    config = _read(source)
+    model = from_config(config, dtype=dtype)
     program = compiled(model, mesh, spec, example=_on_meta(example), **options)
-    program.load_full_state_dict(_computed(source, dtype), strict=False)
+    program.load_full_state_dict(_computed(config, dtype), strict=False)
     if isinstance(source, str | Path) and Path(source).is_dir():
         load(program, source, ignore=getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
     return program
@@ -183,9 +184,8 @@ def _model(config: Any) -> Any:
         raise ConfigError(text) from error
 
 
-def _computed(source: Config, dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
+def _computed(config: Config, dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
     """The buffers that a model computes when it is made, such as rotary frequencies; its weights stay empty."""
-    config = _read(source)
     with _Weightless(), _default_dtype(dtype or _dtype(config)):
         model = _model(config)
     return {name: x for name, x in model.named_buffers(remove_duplicate=False) if not x.is_meta}

@@ -77,7 +77,8 @@ class Rule:
     shape: the argument that holds the result's sizes; piece: the argument that holds a piece's size;
     pieces: the argument that lists the sizes of all pieces. along: arguments that are places in the dim ``dim`` of
     operand 0, or lengths along it. view: whether the op moves no data.
-    saves: what the backward needs, as ``saved`` reads it; None where that follows from the signature.
+    saves: what the backward needs, as ``saved`` reads it; None where that follows from the signature. padded: the op
+    that does the same with operand 0 made longer in a dim that no other tensor has, and is told its own ``size``.
     """
 
     signature: SignatureRule
@@ -90,6 +91,7 @@ class Rule:
     view: bool = False
     implementations: tuple[Implementation, ...] = field(default=())
     saves: str | None = None
+    padded: Any = None
 
 
 _RULES: dict[Any, Rule] = {}
@@ -112,6 +114,7 @@ def rule(
     view: bool = False,
     implementations: Iterable[Implementation] = (),
     saves: str | None = None,
+    padded: Any = None,
 ) -> Rule:
     """Tell the compiler the index structure of an op; returns the registered rule.
 
@@ -123,7 +126,8 @@ def rule(
     which lists letters that need their whole extent. ``linear`` lists the operands in which the op is
     linear by itself; ``additive`` those in which it is linear together, as a sum is (True: in all).
     Instead of text a function from the node to a ``Signature`` may be given. ``saves`` names the arguments that the
-    backward needs (``"x, result"``), which the memory model counts.
+    backward needs (``"x, result"``), which the memory model counts. ``padded`` is an op with the same arguments and a
+    ``size``, for operand 0 with zeros at the end of a dim that it alone has.
 
     An op that knows a weighted sum over tokens, ``mylib::pool(x[b, s, h], w[s]) -> [b, h]``:
 
@@ -144,6 +148,7 @@ def rule(
         view=view,
         implementations=tuple(implementations),
         saves=saves,
+        padded=padded,
     )
     for one in op if isinstance(op, list | tuple) else (op,):
         known = op_of(one)

@@ -55,7 +55,7 @@ def _lookup_code(args: Mapping[str, str]) -> str:
 
 _MASKED = Implementation("masked lookup", _masked)
 
-rule([aten.embedding, EMBEDDING], _embedding, code=_lookup_code, implementations=(_MASKED,))
+rule([aten.embedding, EMBEDDING], _embedding, code=_lookup_code, implementations=(_MASKED,), padded=EMBEDDING)
 
 
 def _aligned(node: Node, source: Value, index: Value) -> tuple[tuple[Dim, ...], tuple[Dim, ...], frozenset[str]]:

@@ -128,6 +128,7 @@ rule(
         Implementation("over classes", _over_classes, joins=(_TOKENS,)),
         Implementation(_TOKENS, _over_tokens, counts=True),
     ),
+    padded=CROSS_ENTROPY,
 )
 
 

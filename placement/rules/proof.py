@@ -18,6 +18,7 @@ from torch import Tensor
 from placement.graph._torch import overload_for, schema_arguments
 from placement.graph.capture import capture
 from placement.graph.factors import infer
+from placement.graph.gradients import differentiable
 from placement.graph.ir import Graph, Input, Node, Value, leaves, op_name, substitute
 from placement.rules.core import signature_of, sizes_on_rank
 from placement.rules.strategies import Context, Strategy, strategies
@@ -133,7 +134,9 @@ def prove(
     tensors = [leaf for leaf in leaves((args, tuple(kwargs.values()))) if isinstance(leaf, Tensor)]
     asked = gradients and any(t.requires_grad for t in tensors)
     fresh = {
-        id(t): t.detach().clone().requires_grad_(gradients and _differentiable(t) and (t.requires_grad or not asked))
+        id(t): t.detach()
+        .clone()
+        .requires_grad_(gradients and differentiable(t.dtype) and (t.requires_grad or not asked))
         for t in tensors
     }
     args = substitute(args, lambda leaf: fresh.get(id(leaf), leaf))
@@ -170,7 +173,7 @@ def _single(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[
     args, kwargs = substitute(args, value), {k: substitute(v, value) for k, v in kwargs.items()}
     grad = any(v.requires_grad for v in env)
     results = tuple(
-        Value(f"y{i}", tuple(t.shape), t.dtype, grad and _differentiable(t)) if isinstance(t, Tensor) else None
+        Value(f"y{i}", tuple(t.shape), t.dtype, grad and differentiable(t.dtype)) if isinstance(t, Tensor) else None
         for i, t in enumerate(outputs if isinstance(outputs, tuple | list) else (outputs,))
     )
     inputs = tuple(Input(v, v.name) for v in env)
@@ -348,7 +351,7 @@ class _Place:
     def tolerance(self) -> float:
         """How far results may be off, relative to the largest: what the narrowest dtype at the op rounds, and some."""
         values = (*self.node.operands, *self.node.results)
-        dtypes = [v.dtype for v in values if v.dtype.is_floating_point or v.dtype.is_complex]
+        dtypes = [v.dtype for v in values if differentiable(v.dtype)]
         return max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0) ** 0.75
 
 
@@ -362,12 +365,8 @@ def _indices(size: int, lengths: Sequence[int], n: int, rank: int) -> Tensor:
     return torch.tensor([i for start, b in blocks for i in range(start + rank * b, start + rank * b + b)])
 
 
-def _differentiable(x: Tensor) -> bool:
-    return x.is_floating_point() or x.is_complex()
-
-
 def _random(like: Tensor, generator: torch.Generator) -> Tensor:
-    if _differentiable(like):
+    if differentiable(like.dtype):
         return torch.randn(like.shape, generator=generator, dtype=like.dtype)
     return torch.randint(-3, 4, like.shape, generator=generator).to(like.dtype)
 
@@ -375,7 +374,7 @@ def _random(like: Tensor, generator: torch.Generator) -> Tensor:
 def _difference(found: Tensor, expected: Tensor, tolerance: float) -> str:
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return f"{found.dtype}{list(found.shape)} instead of {expected.dtype}{list(expected.shape)}"
-    if not _differentiable(expected):
+    if not differentiable(expected.dtype):
         return "" if torch.equal(found, expected) else "values differ"
     unequal = found != expected  # infinities may be equal, though their difference is no number
     if not unequal.any():

@@ -20,7 +20,6 @@ import torch
 from placement.graph._torch import schema_name
 from placement.graph.factors import Dims, Factor, Factors
 from placement.graph.ir import Graph, Node, Output, Parameter, Value, substitute
-from placement.graph.padded import CROSS_ENTROPY, EMBEDDING
 from placement.graph.segments import flattened
 from placement.graph.signature import Signature
 from placement.lang.diagnostics import Diagnostic
@@ -105,7 +104,7 @@ class _Padding:
         self.wide: dict[Value, Value] = {}  # by what they were
         self.short: dict[Value, Value] = {}  # those cut to their own length again
         self.nodes: list[Node] = []
-        self.named = False  # whether a table or classes have the dim
+        self.named = False  # whether an op is there that is told how long it is
 
     def graph(self) -> Graph:
         """The new program."""
@@ -194,12 +193,13 @@ class _Padding:
         if not any(v in self.wide for v in node.operands):
             self.nodes.append(node)
             return
-        namespace, name = schema_name(node.op)
-        if namespace == "aten" and name in ("embedding", "cross_entropy_loss") and self._first_alone(node):
+        found = lookup(node)
+        if found is not None and found.padded is not None and self._first_alone(node):
             self.named = True
-            op = EMBEDDING if name == "embedding" else CROSS_ENTROPY
-            size = node.operands[0].shape[(self._places(node.operands[0]) or (0,))[0]]
-            self._append(node, op=op, kwargs={**node.kwargs, "size": size})
+            places = self._places(node.operands[0])
+            assert places
+            kwargs = {**node.kwargs, "size": node.operands[0].shape[places[0]]}
+            self._append(node, op=found.padded, kwargs=kwargs)
         elif self._passes(node):
             for value in node.results:
                 self.wide[value] = self._widened(value)
@@ -212,10 +212,9 @@ class _Padding:
             self.nodes.append(dataclasses.replace(node, args=args, kwargs=dict(kwargs)))
 
     def _first_alone(self, node: Node) -> bool:
-        """Whether the rows of a table, or the classes of logits, are what is longer, and nothing else is."""
+        """Whether one dim of the first operand is what is longer, and nothing else is."""
         first, *rest = node.operands
-        classes = min(len(first.shape) - 1, 1) if schema_name(node.op)[1] == "cross_entropy_loss" else 0
-        return self._places(first) == (classes,) and not any(map(self._carries, (*rest, *node.results)))
+        return len(self._places(first) or ()) == 1 and not any(map(self._carries, (*rest, *node.results)))
 
     def _passes(self, node: Node) -> bool:
         """Whether the op does with a longer operand what it does with its own, and no more."""
