@@ -59,7 +59,7 @@ def nested(plan: Plan, inlined: frozenset[Call] = frozenset()) -> Block:
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    key: tuple[int, int, int]
+    key: tuple[int, int, int, int]  # where: an op, before or after it, outer modules first or last, the number
     stack: Stack
     item: Node | Step
 
@@ -77,7 +77,7 @@ def _ordered(plan: Plan, inlined: frozenset[Call]) -> list[_Placed]:
     nodes = plan.graph.nodes
     stacks = [tuple(c for c in node.stack if c not in inlined) for node in nodes]
     index = {node: i for i, node in enumerate(nodes)}
-    placed = [_Placed((i, 0, 0), stacks[i], node) for i, node in enumerate(nodes)]
+    placed = [_Placed((i, 0, 0, 0), stacks[i], node) for i, node in enumerate(nodes)]
     parameters = {p.value: p.names for p in plan.graph.parameters}
     leaves = _leaf_modules(plan)
     made_at: dict[Version, tuple[int, Stack]] = {
@@ -117,26 +117,26 @@ def _ordered(plan: Plan, inlined: frozenset[Call]) -> list[_Placed]:
     return sorted(placed, key=lambda p: p.key)
 
 
-def _after(stacks: Sequence[Stack], at: int, location: Stack, number: int) -> tuple[int, int, int]:
+def _after(stacks: Sequence[Stack], at: int, location: Stack, number: int) -> tuple[int, int, int, int]:
     """Right after the part of ``location`` that makes the value."""
     depth = len(location) + 1
     last = at
     while len(stacks[at]) >= depth and last + 1 < len(stacks) and stacks[last + 1][:depth] == stacks[at][:depth]:
         last += 1
-    return (last, 1, number)
+    return (last, 1, -depth, number)
 
 
 def _before(
     stacks: Sequence[Stack], users: Sequence[int], location: Stack, number: int, end: int
-) -> tuple[int, int, int]:
+) -> tuple[int, int, int, int]:
     """Right before the part of ``location`` that uses the value first."""
     if not users:
-        return (end, -1, number)
+        return (end, -1, 0, number)
     depth = len(location) + 1
     first = users[0]
     while len(stacks[users[0]]) >= depth and first > 0 and stacks[first - 1][:depth] == stacks[users[0]][:depth]:
         first -= 1
-    return (first, -1, number)
+    return (first, -1, depth, number)
 
 
 def _leaf_modules(plan: Plan) -> frozenset[str]:

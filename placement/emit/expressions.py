@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
@@ -17,6 +17,7 @@ from placement.graph._torch import overload_name, schema_arguments, schema_name
 from placement.graph.ir import Node, Size, Value, leaves
 from placement.rules import lookup
 from placement.rules.core import arguments, sizes_on_rank
+from placement.solver.lengths import Padded
 from placement.solver.mesh import Axes, Place
 from placement.solver.plan import Plan, Step, Version
 from placement.types import Action, Joint, Kind, Type
@@ -106,6 +107,7 @@ class Printer:
     """Writes the pieces of one plan."""
 
     plan: Plan
+    lengths: Mapping[str, Padded | str] = field(default_factory=dict)  # of dims that are cut inside, see solver.lengths
 
     def axis(self, axes: Axes) -> str:
         """The axis, or group of axes, as an expression in a module."""
@@ -150,6 +152,13 @@ class Printer:
         arrow = f"{before} -> {after}"
         gradient = f"; backward: {dual}" if step.value.requires_grad and dual != "none" else ""
         return self._call(step, source), arrow + gradient
+
+    def layers(self, step: Step, called: Sequence[str], source: str) -> tuple[str, str]:
+        """A conversion with the layers that run with it: the call and the comment beside it."""
+        plain, comment = self.step(step, source)
+        name, _, given = plain.partition("(")
+        kept = ", kept=True)" if step.conversion.forward is Action.ALL_GATHER and not step.again else ")"
+        return f"{name}_linears([{', '.join(called)}], {given[:-1]}{kept}", comment
 
     def _call(self, step: Step, x: str) -> str:
         axis = self.axis(step.axes)
@@ -214,6 +223,7 @@ class Printer:
         by_name = {key: self._text(value, positions, name) for key, value in self._ordered(node).items()}
         leading = strategy.leading or (0,)
         fields = {**by_name, "axis": self.axis(leading), "site": repr(site), "pieces": str(len(node.outputs))}
+        fields["longer"] = self._longer(node)
         others = ((name, axes) for name, axes in strategy.groups().items() if axes != strategy.leading)
         fields |= {name: self.axis(axes) for name, axes in others}
         for key, value in arguments(node).items():
@@ -235,6 +245,12 @@ class Printer:
             loose = {key for key, value in self._ordered(node).items() if _binds_loosely(value, first=key == "self")}
             fields |= {key: f"({by_name[key]})" for key in loose}
         return code(fields) if callable(code) else string.Formatter().vformat(code, (), _Fields(fields))
+
+    def _longer(self, node: Node) -> str:
+        """The dims of what a random op draws for that may be padded: ``, lengths={1: "seq"}``."""
+        known = ((name, how.drawn.get(node, ())) for name, how in self.lengths.items() if isinstance(how, Padded))
+        dims = {dim: name for name, found in known for dim in found}
+        return f", lengths={dict(sorted(dims.items()))!r}" if dims else ""
 
     def _ordered(self, node: Node) -> dict[str, Any]:
         """Arguments by name, those that hold operands in the operands' order."""

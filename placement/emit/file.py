@@ -5,7 +5,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import lcm
 
 import sympy
 import torch
@@ -14,6 +13,7 @@ from placement.emit.blocks import Block
 from placement.emit.expressions import Printer, cut_text, size_text
 from placement.emit.text import WIDTH, class_name, dtype_kind, folded_paths, member
 from placement.graph.ir import Parameter, Value
+from placement.solver.lengths import parts
 from placement.solver.plan import Plan
 from placement.types import Joint, Kind
 
@@ -33,6 +33,7 @@ class Class:
 
     name: str
     body: str
+    base: str = "rt.Module"
     paths: list[str] = field(default_factory=list)
     interfaces: dict[str, None] = field(default_factory=dict)  # "S(seq) -> R", one for each set of types
 
@@ -64,7 +65,6 @@ class File:
         root = self.class_of[""]
         parts = [self._header(title)]
         for made in self.classes.values():
-            base = "rt.Program" if made is root else "rt.Module"
             doc = (
                 f'"""{folded_paths(made.paths)}"""'
                 if made is not root
@@ -73,7 +73,7 @@ class File:
             attributes = textwrap.indent(self._interface(), "    ") if made is root else ""
             types = next(iter(made.interfaces)) + "\n" if len(made.interfaces) == 1 and any(made.interfaces) else ""
             body = textwrap.indent(types + made.body, "    ")
-            parts.append(f"class {made.name}({base}):\n    {doc}\n\n{attributes}{body}")
+            parts.append(f"class {made.name}({made.base}):\n    {doc}\n\n{attributes}{body}")
         parts.append(self._build())
         return "\n\n\n".join(parts) + "\n"
 
@@ -106,8 +106,8 @@ class File:
             for output in plan.graph.outputs
             if output.value is not None
         ]
-        parts = self._parts()
-        divides = {name: parts[symbol] for symbol, name in self.symbols.items() if symbol in parts}
+        cut = parts(plan)
+        divides = {name: cut[symbol] for symbol, name in self.symbols.items() if symbol in cut}
         hooks: dict[str, list[str]] = {}
         for hook in plan.hooks:
             hooks.setdefault(hook.axis, []).append(hook.parameter.name)
@@ -119,6 +119,7 @@ class File:
             lines.append(f"lengths = {lengths!r}  # of dims that are padded inside")
         if divides:
             lines.append(f"divides = {divides!r}  # sizes that are cut into equal blocks")
+        lines += self._uneven()
         if any(kind.stored for parameter in plan.graph.parameters for kind in plan.produced[parameter.value]):
             lines.append("gathers = True  # parameters are kept in blocks, and gathered again in backward")
         if plan.graph.training_only:
@@ -135,6 +136,21 @@ class File:
         if not any(plan.produced[i.value].over for i in plan.graph.inputs) or not divides:
             lines.append("same_blocks = False  # no collective needs the ranks' inputs to be of one size")
         return "\n".join(lines) + "\n\n"
+
+    def _uneven(self) -> list[str]:
+        """What a call does where a size does not divide."""
+        found: list[str] = []
+        for name, how in self.printer.lengths.items():
+            if isinstance(how, str):
+                lines = textwrap.wrap(how, WIDTH - 16, drop_whitespace=False)
+                found += [f"    {name!r}: (", *(f"        {line!r}" for line in lines), "    ),"]
+                continue
+            inputs = {key: int(value) if value == int(value) else value for key, value in how.inputs.items()}
+            given = [f"{inputs!r}", f"{dict(how.outputs)!r}"]
+            given += [f"least={how.least}"] if how.least > 1 else []
+            given += [f"most={how.most}"] if how.most is not None else []
+            found.append(f"    {name!r}: rt.Padded({', '.join(given)}),")
+        return ["uneven = {  # where they do not divide: padded inside, or refused", *found, "}"] if found else []
 
     def _lengths(self) -> dict[str, dict[int, int]]:
         """By output and dim, how long it is where the program has it longer."""
@@ -162,25 +178,6 @@ class File:
         used = dict.fromkeys((*(s.axes for s in plan.steps), *inside))
         axes = plan.mesh.axes
         return {plan.mesh.name(group): tuple(axes[i].name for i in group) for group in used if len(group) > 1}
-
-    def _parts(self) -> dict[sympy.Symbol, int]:
-        """Into how many blocks each dynamic size is cut, where that cannot be seen from the inputs."""
-        plan = self.plan
-        kinds = [*plan.produced.values(), *(s.target.type for s in plan.steps)]
-        sharded_input = {f for i in plan.graph.inputs for f in plan.produced[i.value].over}
-        moved = {f for s in plan.steps for t in (s.source.type, s.target.type) for f in t.over}
-        found: dict[sympy.Symbol, int] = {}
-        for joint in dict.fromkeys(kinds):
-            cuts: dict[sympy.Symbol, int] = {}
-            for axis, kind in zip(plan.mesh.axes, joint, strict=True):
-                for factor in kind.over:
-                    size = getattr(factor, "size", 1)
-                    if isinstance(size, sympy.Basic) and (factor not in sharded_input or factor in moved):
-                        for symbol in size.free_symbols:
-                            cuts[symbol] = cuts.get(symbol, 1) * axis.n  # type: ignore[index, arg-type]
-            for symbol, n in cuts.items():
-                found[symbol] = lcm(found.get(symbol, 1), n)
-        return found
 
     def _build(self) -> str:
         tree = self._constructor("", 1)

@@ -20,18 +20,28 @@ from torch.utils import _pytree as pytree
 from placement.emit.blocks import Block, nested, owned, uses_of
 from placement.emit.expressions import Printer, draws
 from placement.emit.file import Class, File, Source, is_list
+from placement.emit.layers import Layer, child_of, layer_of, unfit
 from placement.emit.text import WIDTH, class_name, commented, fixed, held, merged, returned, structure
 from placement.graph.example import key_text
 from placement.graph.ir import Call, Node, Value
+from placement.solver.fusion import fused
+from placement.solver.lengths import padded
 from placement.solver.plan import Plan, Step, Version
 from placement.types import Kind
 
 
 def write(plan: Plan, title: str = "") -> Source:
     """The whole program of a plan as Python text that needs only torch and ``placement.runtime``."""
+    plan = fused(plan)
     inlined: frozenset[Call] = frozenset()
+    printer = Printer(plan, padded(plan))
     while True:
-        writer = _Writer(plan, nested(plan, inlined))
+        root = nested(plan, inlined)
+        more = unfit(plan, root, {p.value for p in plan.graph.parameters})
+        if more:
+            inlined |= more
+            continue
+        writer = _Writer(printer, root)
         different = writer.classes()
         if not different:
             text = File(plan, writer.printer, writer.found, writer.class_of).text(title)
@@ -60,16 +70,23 @@ class _Scope:
 
 
 class _Writer:
-    def __init__(self, plan: Plan, root: Block) -> None:
-        self.plan = plan
+    def __init__(self, printer: Printer, root: Block) -> None:
+        self.plan = plan = printer.plan
         self.root = root
-        self.printer = Printer(plan)
+        self.printer = printer
         self.parameters = {p.value: p for p in plan.graph.parameters}
         self.symbols = {s.symbol: s.name for s in plan.graph.symbols}
         self.sites = _sites(plan)
         self.needs: dict[Block, list[sympy.Symbol]] = {}
         self.found: dict[tuple[str, str], Class] = {}
         self.class_of: dict[str, Class] = {}
+        self.layers: dict[Block, Layer] = {}
+        for block in root.walk():
+            steps = (e for e in block.entries if isinstance(e, Step))
+            for child in (child_of(block, node) for step in steps for node in step.layers):
+                layer = layer_of(plan, child, self.parameters.keys()) if child else None
+                if child and layer:
+                    self.layers[child] = layer
 
     # -- classes --------------------------------------------------------------------------------
 
@@ -80,7 +97,8 @@ class _Writer:
             if block is not self.root and self.class_of.get(block.path) is not None and block.call.index == 0:
                 different.add(block.call)
                 continue
-            body = self._forward(block)
+            layer = self.layers.get(block)
+            body = self._operands(block, layer) if layer else self._forward(block)
             comment = self._interface_comment(block)
             original = class_name(self.plan.graph.modules[block.path].type)
             known = self.class_of.get(block.path)
@@ -90,7 +108,8 @@ class _Writer:
             made = self.found.get((original, body))
             if made is None:
                 count = sum(1 for name, _ in self.found if name == original)
-                made = Class(original if not count else f"{original}{count + 1}", body)
+                base = "rt.Program" if block is self.root else "rt.Linear" if layer else "rt.Module"
+                made = Class(original if not count else f"{original}{count + 1}", body, base)
                 self.found[original, body] = made
             made.interfaces.setdefault("\n".join(comment))
             self.class_of[block.path] = made
@@ -172,6 +191,16 @@ class _Writer:
         lines = returned(merged(lines))
         return "\n".join([head, *(textwrap.indent(line, "    ") for line in lines)])
 
+    def _operands(self, block: Block, layer: Layer) -> str:
+        """What a layer multiplies with, in place of its ``forward``."""
+        scope = _Scope(taken={"self"})
+        lines = [self._step_line(step, block, scope, ends=False) for step in layer.steps]
+        weight = self._name(self.plan.uses[layer.product, 1], block, scope)
+        biased = len(layer.product.operands) > 2
+        bias = self._name(self.plan.uses[layer.product, 2], block, scope) if biased else None
+        lines = ["def operands(self):", *lines, f"return {weight}, {bias}"]
+        return "\n    ".join(lines)
+
     def _interface_comment(self, block: Block) -> list[str]:
         if block is self.root or not block.gives:
             return []
@@ -206,8 +235,13 @@ class _Writer:
     def _body(self, block: Block, scope: _Scope) -> list[str]:
         last = self._last_uses(block)
         lines: list[str] = []
+        done: set[Node | Step | Block] = set()
         for position, entry in enumerate(block.entries):
-            if isinstance(entry, Node):
+            if entry in done:
+                continue
+            if isinstance(entry, Step) and entry.layers:
+                lines += self._layer_lines(entry, block, scope, done)
+            elif isinstance(entry, Node):
                 lines.append(self._op_line(entry, block, scope))
             elif isinstance(entry, Step):
                 lines.append(self._step_line(entry, block, scope, last.get(entry.source) == position))
@@ -284,6 +318,34 @@ class _Writer:
         scope.names[step.target] = target
         return commented(f"{target} = {call}", comment)
 
+    def _layer_lines(self, step: Step, block: Block, scope: _Scope, done: set[Node | Step | Block]) -> list[str]:
+        """The call of layers with the conversion of their input; what it stands for is then ``done``."""
+        lines: list[str] = []
+        layers: list[tuple[str, Version, str]] = []  # what is called, what it gives and the base of its name
+        for node in step.layers:
+            child = child_of(block, node)
+            if child is not None:
+                relative = child.path[len(block.path) + 1 :] if block.path else child.path
+                called = f"self.{self._member(block.path, relative)}"
+                layers.append((called, child.gives[0], _last_word(relative)))
+                done.add(child)
+                continue
+            for own in (e for e in block.entries if isinstance(e, Step) and e.value in node.operands[1:]):
+                if own not in done and own.target not in scope.names:  # what makes the weight comes first
+                    lines.append(self._step_line(own, block, scope, ends=False))
+                    done.add(own)
+            (result,) = node.results
+            own = [self._name(self.plan.uses[node, i], block, scope) for i in range(1, len(node.operands))]
+            weight = own[0] if len(own) == 1 else f"({', '.join(own)})"
+            layers.append((weight, Version(result, self.plan.produced[result]), self._base_name(result)))
+            done.add(node)
+        source = self._name(step.source, block, scope)
+        call, comment = self.printer.layers(step, [called for called, _, _ in layers], source)
+        for _, version, base in layers:
+            scope.names[version] = scope.fresh(base)
+        targets = ", ".join(scope.names[version] for _, version, _ in layers)
+        return [*lines, commented(f"{targets if len(layers) > 1 else f'[{targets}]'} = {call}", comment)]
+
     def _call_line(self, entry: Block, block: Block, scope: _Scope, last: Mapping[Version, int], position: int) -> str:
         arguments = [self._name(v, block, scope) for v in entry.takes] + [self.symbols[s] for s in self._passed(entry)]
         relative = entry.path[len(block.path) + 1 :] if block.path else entry.path
@@ -299,8 +361,7 @@ class _Writer:
                 and relative.rsplit(".", 1)[-1].isdigit()  # layers one after the other: one variable, and a loop
                 and "." not in self._name(first, block, scope)
             )
-            base = relative.rsplit(".", 1)[-1] if index == 0 else self._base_name(version.value)
-            base = relative.replace(".", "_") if base.isdigit() else base
+            base = _last_word(relative) if index == 0 else self._base_name(version.value)
             scope.names[version] = self._name(first, block, scope) if carried and first else scope.fresh(base)
             targets.append(scope.names[version])
         return f"{', '.join(targets)} = {call}" if targets else call
@@ -389,6 +450,12 @@ def _sites(plan: Plan) -> dict[Node, int]:
             sites[node] = counts.get(node.module, 0)
             counts[node.module] = sites[node] + 1
     return sites
+
+
+def _last_word(path: str) -> str:
+    """``q_proj`` of ``self_attn.q_proj``; of an item of a list all of it."""
+    word = path.rsplit(".", 1)[-1]
+    return path.replace(".", "_") if word.isdigit() else word
 
 
 def _forward_names(kind: type) -> list[str]:

@@ -2,7 +2,8 @@
 
 After ``normalize`` a graph has no in-place op, no op that does nothing (same-dtype casts, ``contiguous``,
 full slices, views to the same shape), no dead op, one spelling per operation (``linear`` and ``addmm``
-carry no bias, every cast is ``to.dtype``, every regrouping of dims is ``reshape``).
+carry no bias, every cast is ``to.dtype``, every regrouping of dims is ``reshape``), and no mask that attention has a
+flag for.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from placement.graph._torch import aten, overload_name, to_copy, unsafe_view
 from placement.graph.functional import functional, mapped, passes_on
 from placement.graph.ir import Graph, Node, Value, leaves
+from placement.graph.visibility import spelled_out
 
 Rewrite = Callable[["_Builder", Node], Value | tuple[Value | None, ...] | None]
 
@@ -44,7 +46,7 @@ def normalize(graph: Graph) -> Graph:
         o if o.value is None else dataclasses.replace(o, value=builder.now(written.get(o.value, o.value)))
         for o in graph.outputs
     )
-    nodes = _live(builder.nodes, {o.value for o in outputs if o.value is not None})
+    nodes = _live(spelled_out(builder.nodes), {o.value for o in outputs if o.value is not None})
     result = dataclasses.replace(graph, nodes=nodes, outputs=outputs, modules=modules)
     result.verify()
     return result

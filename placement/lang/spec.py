@@ -44,6 +44,7 @@ RESOURCES = ("memory",)
 LOWERINGS: dict[str, tuple[str, ...]] = {
     "overlap": ("ring", "none"),
     "gathered": ("again", "kept"),
+    "ops": ("fused", "written"),
     "reduce": ("float64", "float32", "bfloat16", "float16"),
 }
 """What a ``lower`` line may set, and to what."""

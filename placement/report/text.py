@@ -10,6 +10,7 @@ from placement.report.fold import Block, Item, Row, Summed, blocks, causes, laye
 from placement.report.names import told
 from placement.report.page import Page
 from placement.report.units import plural, show_bytes, show_time
+from placement.solver.lengths import padded, parts
 
 if TYPE_CHECKING:
     from placement.solver.plan import Plan
@@ -23,7 +24,7 @@ def explain_text(plan: Plan, width: int = 80, *, color: bool = False, verbose: b
 
     ``color`` adds ANSI styles. ``verbose`` adds the placement of every parameter and the time of each stage.
     """
-    return _Page(facts(plan), width, color=color).text(verbose=verbose)
+    return _Page(facts(plan), width, color=color).text(verbose=verbose, lengths=told_lengths(plan) if verbose else ())
 
 
 class _Page(Page):
@@ -34,13 +35,13 @@ class _Page(Page):
         rows = [row for block in self.blocks for item in block.items for row in item.rows]
         self.column = min(max([len(_what(row)) for row in rows], default=0), self.width - _SIDES)
 
-    def text(self, *, verbose: bool) -> str:
+    def text(self, *, verbose: bool, lengths: Sequence[str] = ()) -> str:
         sections: list[Iterable[str]] = [self.header(), *map(self.block, self.blocks), self.hooks(), self.totals()]
         if verbose:
             sections += [self.parameters("Parameters, as they are used", self.facts.params)]
         elif self.facts.chosen:
             sections += [self.parameters("Parameters that were left to the solver", self.facts.chosen)]
-        sections += [self.costs(verbose=verbose), self.notes()]
+        sections += [self.costs(verbose=verbose), self.filled("Lengths", lengths), self.notes()]
         shown = ["\n".join(lines) for lines in map(list, sections) if lines]
         return "\n\n".join(shown) + "\n"
 
@@ -154,8 +155,11 @@ class _Page(Page):
             yield from self.fill("Stages", ", ".join(stages) or "not timed")
 
     def notes(self) -> Iterator[str]:
-        for note in self.facts.notes:
-            yield from self.fill("Note", note)
+        yield from self.filled("Note", self.facts.notes)
+
+    def filled(self, title: str, texts: Iterable[str]) -> Iterator[str]:
+        for text in texts:
+            yield from self.fill(title, text)
 
     # -- lines ----------------------------------------------------------------------------------
 
@@ -179,6 +183,16 @@ class _Page(Page):
         else:
             yield self.shorten(source, "  ")
             yield from self.sides(self.shorten(target, "    -> "), right, right_style="dim")
+
+
+def told_lengths(plan: Plan) -> list[str]:
+    """What calls do where a length is no multiple of what it is cut in, for each dim that is cut."""
+    blocks = {symbol.name: n for symbol, n in parts(plan).items()}
+    found: list[str] = []
+    for name, how in padded(plan).items():
+        what = f"{name} is cut in {blocks[name]}: a call of another length is"
+        found.append(f"{what} refused, as {how}" if isinstance(how, str) else f"{what} padded inside")
+    return found
 
 
 def _what(row: Row) -> str:

@@ -66,7 +66,8 @@ class Timeline:
 def timeline(plan: Plan) -> Timeline:
     """The step of ``plan``: forward in program order, backward in the opposite one, then the sums of gradients.
 
-    What takes no time has no event.
+    What takes no time has no event, and neither has what the prices count as hidden: a layer's input, gathered again
+    while its gradient is computed.
     """
     names, found = Names(plan), facts(plan)
     placed = [*_ops(plan, names), *_conversions(found)]
@@ -111,12 +112,13 @@ def _conversions(found: Facts) -> Iterator[tuple[_Place, Event]]:
     """Each where it is done; what is gathered again, right before the op that needs it in the backward."""
     for index, made in enumerate(found.conversions):
         place, side = made.position
-        again = made.times[0] * made.again
+        once = made.times[0] if made.stored else 0  # a layer's input is gathered again behind its own arithmetic
+        again = once * made.again
         durations = made.times[0], made.times[1] - again
         for phase, action, duration in zip((FORWARD, BACKWARD), (made.forward, made.backward), durations, strict=True):
             yield (place, 3 * side, index), _converted(made, phase, action, duration)
         for op in made.kept_by:
-            yield (op, 2, 1 + index), _converted(made, BACKWARD, made.forward, made.times[0], AGAIN)
+            yield (op, 2, 1 + index), _converted(made, BACKWARD, made.forward, once, AGAIN)
 
 
 def _converted(made: Converted, phase: str, action: str, duration: int, what: str = "") -> Event:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from placement.graph.ir import Node, Value
 from placement.graph.signature import Dim, Signature
-from placement.rules.core import arguments, aten, rule
+from placement.rules.core import Form, Implementation, arguments, aten, rule
+from placement.rules.lengths import attended
+from placement.rules.strategies import Context
+from placement.types import R
 
 
 def _attention(node: Node) -> Signature | None:
@@ -70,8 +73,31 @@ def _code(args: Mapping[str, str]) -> str:
         return f"F.scaled_dot_product_attention({args['query']}, {args['key']}, {args['value']}{options})"
     return (
         f"rt.attention(self, {args['query']}, {args['key']}, {args['value']}, {args['dropout_p']}, {args['site']}"
-        f"{args['query_on']}{options})"
+        f"{args['query_on']}{args['longer']}{options})"
     )
 
 
-rule(aten.scaled_dot_product_attention, _attention, flops=_flops, code=_code)
+def _own_queries(node: Node, context: Context) -> Iterator[Form]:
+    """Each rank has some of the queries of causal attention and all the keys: it sees up to where its queries are."""
+    if not arguments(node)["is_causal"]:
+        return
+    query, (result,) = node.operands[0], node.results
+    for run in context.runs(context.dims.of(query)[-2]):
+        kinds = context.shard(query, run), context.shard(result, run)
+        if kinds[0] is not None and kinds[1] is not None:
+            yield Form((kinds[0], R, R), (kinds[1],), (), _of_own_queries)
+
+
+def _of_own_queries(args: Mapping[str, str]) -> str:
+    mask = f"rt.causal_mask({args['query']}, {args['key']}, {args['axis']}{args['query_cut']})"
+    return _code({**args, "attn_mask": mask, "is_causal": "False"})
+
+
+rule(
+    aten.scaled_dot_product_attention,
+    _attention,
+    flops=_flops,
+    code=_code,
+    implementations=(Implementation("own queries", _own_queries),),
+    past=attended,
+)

@@ -20,6 +20,8 @@ from placement.graph.signature import Regrouping, Signature, expand, parse
 from placement.types import Action, Type
 
 if TYPE_CHECKING:
+    from placement.rules.bounds import Bounds
+    from placement.rules.past import Past
     from placement.rules.strategies import Context
 
 SignatureRule = Callable[[Node], Signature | Regrouping | None]
@@ -79,6 +81,10 @@ class Rule:
     operand 0, or lengths along it. view: whether the op moves no data.
     saves: what the backward needs, as ``saved`` reads it; None where that follows from the signature. padded: the op
     that does the same with operand 0 made longer in a dim that no other tensor has, and is told its own ``size``.
+    layer: whether the op multiplies the last dim of operand 0 with a weight [out, in], and does nothing else.
+    finite: operands, by index, or True for all: where these hold numbers, whatever they are, the result does too.
+    past: what an op that looks along a dim makes of one that is longer than it was given (see ``past``); None where
+    that follows from the signature. bounds: which numbers the result may have, from those of the arguments.
     """
 
     signature: SignatureRule
@@ -92,6 +98,14 @@ class Rule:
     implementations: tuple[Implementation, ...] = field(default=())
     saves: str | None = None
     padded: Any = None
+    layer: bool = False
+    finite: frozenset[int] | bool = False
+    past: Past | None = None
+    bounds: Bounds | None = None
+
+    def keeps_finite(self, index: int) -> bool:
+        """Whether the result is a number wherever operand ``index`` is one."""
+        return self.finite if isinstance(self.finite, bool) else index in self.finite
 
 
 _RULES: dict[Any, Rule] = {}
@@ -115,6 +129,10 @@ def rule(
     implementations: Iterable[Implementation] = (),
     saves: str | None = None,
     padded: Any = None,
+    layer: bool = False,
+    finite: Iterable[int] | bool = False,
+    past: Past | None = None,
+    bounds: Bounds | None = None,
 ) -> Rule:
     """Tell the compiler the index structure of an op; returns the registered rule.
 
@@ -127,7 +145,8 @@ def rule(
     linear by itself; ``additive`` those in which it is linear together, as a sum is (True: in all).
     Instead of text a function from the node to a ``Signature`` may be given. ``saves`` names the arguments that the
     backward needs (``"x, result"``), which the memory model counts. ``padded`` is an op with the same arguments and a
-    ``size``, for operand 0 with zeros at the end of a dim that it alone has.
+    ``size``, for operand 0 with zeros at the end of a dim that it alone has. ``layer``: the op is ``F.linear`` of two.
+    ``finite``, ``past`` and ``bounds`` say what may stand beyond the end of a dim that is padded (see ``Rule``).
 
     An op that knows a weighted sum over tokens, ``mylib::pool(x[b, s, h], w[s]) -> [b, h]``:
 
@@ -149,6 +168,10 @@ def rule(
         implementations=tuple(implementations),
         saves=saves,
         padded=padded,
+        layer=layer,
+        finite=finite if isinstance(finite, bool) else frozenset(finite),
+        past=past,
+        bounds=bounds,
     )
     for one in op if isinstance(op, list | tuple) else (op,):
         known = op_of(one)

@@ -11,6 +11,7 @@ from placement.graph.ir import Node, Value
 from placement.graph.padded import EMBEDDING
 from placement.graph.signature import Dim, Signature
 from placement.rules.core import Form, Implementation, arguments, aten, rule
+from placement.rules.lengths import embedded, looked_up
 from placement.rules.strategies import Context
 from placement.types import P, R
 
@@ -55,7 +56,14 @@ def _lookup_code(args: Mapping[str, str]) -> str:
 
 _MASKED = Implementation("masked lookup", _masked)
 
-rule([aten.embedding, EMBEDDING], _embedding, code=_lookup_code, implementations=(_MASKED,), padded=EMBEDDING)
+rule(
+    [aten.embedding, EMBEDDING],
+    _embedding,
+    code=_lookup_code,
+    implementations=(_MASKED,),
+    padded=EMBEDDING,
+    past=embedded,
+)
 
 
 def _aligned(node: Node, source: Value, index: Value) -> tuple[tuple[Dim, ...], tuple[Dim, ...], frozenset[str]]:
@@ -82,7 +90,7 @@ def _gather(node: Node) -> Signature | None:
     return Signature((dims, indices), (indices,), blocked | uneven, frozenset({0}))
 
 
-rule(aten.gather, _gather)
+rule(aten.gather, _gather, past=looked_up)
 
 
 def _scatter(node: Node) -> Signature | None:
@@ -147,7 +155,7 @@ def _index_select(node: Node) -> Signature:
     return Signature((before, indices), (after,), frozenset({f"d{dim}"}), frozenset({0}))
 
 
-rule(aten.index_select, _index_select)
+rule(aten.index_select, _index_select, past=looked_up)
 
 
 def _index_add(node: Node) -> Signature:
@@ -196,7 +204,7 @@ def _counts(index: Value) -> bool:
     return index.dtype in (torch.int64, torch.int32)
 
 
-rule(aten.index.Tensor, _index)
+rule(aten.index.Tensor, _index, past=looked_up)
 
 
 def _one_hot(node: Node) -> Signature | None:

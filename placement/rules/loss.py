@@ -8,6 +8,7 @@ from placement.graph.ir import Node, Size, Value, numel, op_name
 from placement.graph.padded import CROSS_ENTROPY
 from placement.graph.signature import Dim, Signature
 from placement.rules.core import Collective, Form, Implementation, arguments, aten, rule
+from placement.rules.lengths import counted
 from placement.rules.reductions import COUNT
 from placement.rules.strategies import Context
 from placement.types import Action, I, P, R
@@ -129,6 +130,7 @@ rule(
         Implementation(_TOKENS, _over_tokens, counts=True),
     ),
     padded=CROSS_ENTROPY,
+    past=counted,
 )
 
 
@@ -138,7 +140,7 @@ def _negative_likelihood(node: Node) -> Signature | None:
     return _by_token(node, *dims, dims[1], linear=(0,)) if dims else None
 
 
-rule([aten.nll_loss, aten.nll_loss2d, aten.nll_loss_nd], _negative_likelihood)
+rule([aten.nll_loss, aten.nll_loss2d, aten.nll_loss_nd], _negative_likelihood, past=counted)
 
 
 # -- losses of every element by itself ----------------------------------------------------------------

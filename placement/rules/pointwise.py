@@ -6,33 +6,44 @@ from collections.abc import Callable, Mapping
 
 from placement.graph.ir import Node, Value
 from placement.graph.signature import Signature
+from placement.rules import bounds
 from placement.rules.core import arguments, aten, elementwise, rule
+from placement.rules.lengths import before, dropped, lower
 
 _NONLINEAR = [
-    aten.abs, aten.acos, aten.acosh, aten.asin, aten.asinh, aten.atan, aten.atanh, aten.bitwise_not, aten.ceil,
+    aten.abs, aten.acos, aten.acosh, aten.asin, aten.asinh, aten.atan, aten.atanh, aten.ceil,
     aten.celu, aten.clamp, aten.clamp_max, aten.clamp_min, aten.cos, aten.cosh, aten.digamma, aten.elu, aten.erf,
     aten.erfc, aten.erfinv, aten.exp, aten.exp2, aten.expm1, aten.floor, aten.frac, aten.gelu, aten.hardshrink,
     aten.hardsigmoid, aten.hardswish, aten.hardtanh, aten.isfinite, aten.isinf, aten.isnan, aten.leaky_relu,
-    aten.lgamma, aten.log, aten.log10, aten.log1p, aten.log2, aten.log_sigmoid, aten.logical_not, aten.logit,
+    aten.lgamma, aten.log, aten.log10, aten.log1p, aten.log2, aten.log_sigmoid, aten.logit,
     aten.mish, aten.nan_to_num, aten.reciprocal, aten.relu, aten.relu6, aten.round, aten.rsqrt, aten.selu, aten.sgn,
     aten.sigmoid, aten.sign, aten.silu, aten.sin, aten.sinc, aten.sinh, aten.softplus, aten.softshrink, aten.sqrt,
-    aten.square, aten.tan, aten.tanh, aten.threshold, aten.trunc,
+    aten.square, aten.tan, aten.threshold, aten.trunc,
     # of two tensors, or of a tensor and a number
-    aten.atan2, aten.bitwise_and, aten.bitwise_or, aten.bitwise_xor, aten.copysign, aten.div.Scalar_mode,
+    aten.atan2, aten.bitwise_xor, aten.copysign, aten.div.Scalar_mode,
     aten.div.Tensor_mode, aten.floor_divide, aten.fmax, aten.fmin, aten.fmod, aten.hypot, aten.lerp, aten.logaddexp,
-    aten.logical_and, aten.logical_or, aten.logical_xor, aten.max.other, aten.maximum, aten.min.other, aten.minimum,
+    aten.logical_xor, aten.max.other, aten.maximum, aten.min.other, aten.minimum,
     aten.remainder, aten.xlogy,
     # of nothing but the shape, or a number
-    aten.fill, aten.full_like, aten.isin.Tensor_Scalar, aten.ones_like, aten.zeros_like,
+    aten.fill, aten.isin.Tensor_Scalar,
 ]  # fmt: skip
 rule(_NONLINEAR, elementwise)
+rule([aten.tanh], elementwise, finite=True)
+rule([aten.logical_not, aten.bitwise_not], elementwise, bounds=bounds.negated)
+rule([aten.logical_and, aten.bitwise_and], elementwise, bounds=bounds.both)
+rule([aten.logical_or, aten.bitwise_or], elementwise, bounds=bounds.one_of)
+rule(aten.ones_like, elementwise, bounds=bounds.made_of("1"))
+rule(aten.zeros_like, elementwise, bounds=bounds.made_of("0"))
+rule(aten.full_like, elementwise, bounds=bounds.made_of("fill_value"))
 
 _SIGNS = {
     aten.__and__: "&", aten.__or__: "|", aten.__xor__: "^", aten.eq: "==", aten.ne: "!=", aten.lt: "<", aten.le: "<=",
     aten.gt: ">", aten.ge: ">=",
 }  # fmt: skip
+_BITS = {"&": bounds.both, "|": bounds.one_of, "^": None}
 for _op, _sign in _SIGNS.items():
-    rule(_op, elementwise, code=f"{{self}} {_sign} {{other}}")
+    _of = _BITS[_sign] if _sign in _BITS else bounds.compared(_sign)
+    rule(_op, elementwise, code=f"{{self}} {_sign} {{other}}", bounds=_of)
 rule(aten.pow, elementwise, code="{self} ** {exponent}")
 
 
@@ -57,13 +68,13 @@ def _sum_code(sign: str) -> Callable[[Mapping[str, str]], str]:
     return code
 
 
-rule(aten.neg, _linear_in_first, code="-{self}")
-rule(aten.mul, _product, code="{self} * {other}")
-rule([aten.div.Tensor, aten.div.Scalar], _linear_in_first, code="{self} / {other}")
-rule(aten.add, _sum, code=_sum_code("+"))
-rule(aten.sub, _sum, code=_sum_code("-"))
+rule(aten.neg, _linear_in_first, code="-{self}", finite=True, bounds=bounds.opposite)
+rule(aten.mul, _product, code="{self} * {other}", finite=True, bounds=bounds.product)
+rule([aten.div.Tensor, aten.div.Scalar], _linear_in_first, code="{self} / {other}", finite=(0,))
+rule(aten.add, _sum, code=_sum_code("+"), finite=True, bounds=bounds.total)
+rule(aten.sub, _sum, code=_sum_code("-"), finite=True, bounds=bounds.difference)
 rule(aten.rsub, _sum)
-rule(aten.detach, _linear_in_first, code="{self}.detach()")
+rule(aten.detach, _linear_in_first, code="{self}.detach()", finite=True, bounds=bounds.same)
 
 
 def _addcmul(node: Node) -> Signature:
@@ -80,7 +91,7 @@ def _cast(node: Node) -> Signature:
     return elementwise(node, linear=(0,) if to.is_floating_point or to.is_complex else ())
 
 
-rule(aten.to.dtype, _cast, code="{self}.to({dtype})")
+rule(aten.to.dtype, _cast, code="{self}.to({dtype})", finite=True, bounds=bounds.cast)
 
 
 def _where(node: Node) -> Signature:
@@ -93,7 +104,11 @@ def _where(node: Node) -> Signature:
     return elementwise(node, linear=(1,) if zero and len(node.operands) == 2 else ())
 
 
-rule([aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar], _where)
+rule(
+    [aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar],
+    _where,
+    bounds=bounds.chosen,
+)
 
 
 def _masked_fill(node: Node) -> Signature:
@@ -104,9 +119,16 @@ def _masked_fill(node: Node) -> Signature:
     return elementwise(node, linear=(0,) if value == 0 else ())
 
 
-rule(aten.masked_fill, _masked_fill, code="{self}.masked_fill({mask}, {value})")
-rule([aten.tril, aten.triu], lambda node: elementwise(node, linear=(0,), blocked=(-1, -2)))
-rule(aten.dropout, elementwise, code="rt.dropout(self, {input}, {p}, {site}{input_on})")
+rule(aten.masked_fill, _masked_fill, code="{self}.masked_fill({mask}, {value})", bounds=bounds.filled)
+
+
+def _triangle(node: Node) -> Signature:
+    return elementwise(node, linear=(0,), blocked=(-1, -2))
+
+
+rule(aten.tril, _triangle, past=lower)
+rule(aten.triu, _triangle, past=before)
+rule(aten.dropout, elementwise, code="rt.dropout(self, {input}, {p}, {site}{input_on}{longer})", past=dropped)
 
 
 def _prelu(node: Node) -> Signature:

@@ -33,7 +33,7 @@ def _linear_code(args: Mapping[str, str]) -> str:
     return f"F.linear({args['input']}, {args['weight']}{bias})"
 
 
-rule(aten.linear, _linear, flops=twice_all, code=_linear_code)
+rule(aten.linear, _linear, flops=twice_all, code=_linear_code, layer=True)
 rule(aten.mm, "m k, k n -> m n", linear=(0, 1), flops=twice_all, code="{self} @ {mat2}")
 rule(aten.bmm, "b m k, b k n -> b m n", linear=(0, 1), flops=twice_all, code="{self} @ {mat2}")
 rule(aten.mv, "m k, k -> m", linear=(0, 1), flops=twice_all, code="{self} @ {vec}")

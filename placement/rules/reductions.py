@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from placement.graph.ir import Node, numel
 from placement.graph.signature import Dim, Signature
 from placement.rules.core import Collective, Form, Implementation, arguments, aten, elementwise, rule
+from placement.rules.lengths import before, masked_softmax, running
 from placement.rules.strategies import Context
 from placement.types import Action, P
 
@@ -77,9 +78,11 @@ def along(*, linear: Iterable[int] = ()) -> Callable[[Node], Signature]:
     return signature
 
 
-rule([aten.softmax.int, aten._softmax, aten.log_softmax.int, aten._log_softmax], along())  # noqa: SLF001 - aten's names
-rule(aten.cumsum, along(linear=(0,)))
-rule([aten.argsort, aten.cumprod, aten.logcumsumexp, aten.sort.default, aten.sort.stable], along())
+rule([aten.softmax.int, aten._softmax], along(), past=masked_softmax)  # noqa: SLF001 - aten's names
+rule([aten.log_softmax.int, aten._log_softmax], along())  # noqa: SLF001 - aten's names
+rule(aten.cumsum, along(linear=(0,)), past=running)
+rule([aten.cumprod, aten.logcumsumexp], along(), past=before)
+rule([aten.argsort, aten.sort.default, aten.sort.stable], along())
 
 
 def _topk(node: Node) -> Signature:

@@ -113,6 +113,14 @@ def _attention(node: Node) -> Iterator[Kept]:
         yield Kept(result, 1, rows)  # the queries that see no key
 
 
+def _own_queries(node: Node) -> Iterator[Kept]:
+    """As with the flag, and without dropout the numbers of a mask that says where the own queries are."""
+    yield from _attention(node)
+    (query, key, *_), (result,) = node.operands, node.results
+    if not arguments(node)["dropout_p"]:
+        yield Kept(result, query.dtype.itemsize, (len(result.shape) - 2,), key.shape[-2])
+
+
 def _dropout(node: Node) -> Iterator[Kept]:
     """Which elements are dropped: a truth value each, though a hash could tell again."""
     if 0 < arguments(node)["p"] < 1:
@@ -228,6 +236,7 @@ _TABLE: dict[str, Line] = {
     "rms_norm": _rms_norm,
     "group_norm": _group_norm,
     "scaled_dot_product_attention": _attention,
+    "scaled_dot_product_attention by own queries": _own_queries,
     "cross_entropy_loss": _cross_entropy,
     "cross_entropy_loss by over classes": _over_classes,
     "embedding by masked lookup": _masked_lookup,

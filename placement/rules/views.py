@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from placement.graph.ir import Node, Size, Value
 from placement.graph.signature import Dim, Regrouping, Signature
 from placement.rules.core import arguments, aten, elementwise, rule
+from placement.rules.lengths import chosen, differences, extended, joined, part, replaced
 
 
 def _letters(value: Value) -> tuple[Dim, ...]:
@@ -148,7 +149,7 @@ def _replaced(node: Node, dim: int) -> Signature:
     return Signature((dims, inner), (dims,), blocked=frozenset(blocked), additive=frozenset({0, 1}))
 
 
-rule([aten.slice_scatter, aten.select_scatter], lambda node: _replaced(node, arguments(node)["dim"]))
+rule([aten.slice_scatter, aten.select_scatter], lambda node: _replaced(node, arguments(node)["dim"]), past=replaced)
 
 _TO_THE_END = str(2**63 - 1)  # how captured programs write a slice without an end
 
@@ -163,8 +164,15 @@ def _slice_code(args: Mapping[str, str]) -> str:
     return f"{args['self']}[{before}{start}:{end}{step}{after}]"
 
 
-rule(aten.slice.Tensor, _sliced, along=("start", "end"), code=_slice_code, view=True)
-rule(aten.narrow, _narrowed, along=("start", "length"), code="{self}.narrow({dim}, {start}, {length})", view=True)
+rule(aten.slice.Tensor, _sliced, along=("start", "end"), code=_slice_code, view=True, past=part)
+rule(
+    aten.narrow,
+    _narrowed,
+    along=("start", "length"),
+    code="{self}.narrow({dim}, {start}, {length})",
+    view=True,
+    past=part,
+)
 
 
 def _select(node: Node) -> Signature:
@@ -178,7 +186,7 @@ def _select(node: Node) -> Signature:
     return Signature((dims,), (rest,), frozenset({letter}), frozenset({0}), pieces=pieces)
 
 
-rule(aten.select.int, _select, code="{self}.select({dim}, {index})", view=True)
+rule(aten.select.int, _select, code="{self}.select({dim}, {index})", view=True, past=chosen)
 
 
 def _unbind(node: Node) -> Signature:
@@ -273,7 +281,7 @@ def _cat(node: Node) -> Signature:
     )
 
 
-rule(aten.cat, _cat)
+rule(aten.cat, _cat, past=joined)
 
 
 def _stack(node: Node) -> Signature:
@@ -301,7 +309,7 @@ def _pad(node: Node) -> Signature:
     return Signature((before,), (after,), blocked, frozenset({0} if linear else ()))
 
 
-rule([aten.pad, aten.constant_pad_nd], _pad)
+rule([aten.pad, aten.constant_pad_nd], _pad, past=extended)
 rule(aten.flip, lambda node: elementwise(node, linear=(0,), blocked=arguments(node)["dims"]))
 
 
@@ -360,4 +368,4 @@ def _diff(node: Node) -> Signature:
     return Signature(operands, (letters(node.results[0], "after"),), parts, additive=every)
 
 
-rule(aten.diff, _diff)
+rule(aten.diff, _diff, past=differences)

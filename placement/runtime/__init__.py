@@ -1,5 +1,6 @@
 """What emitted code calls: axes, conversions, modules, reductions. Needs only torch."""
 
+from placement.runtime.attention import causal_mask
 from placement.runtime.axis import ALL_REDUCE, KEEP, NONE, Axis, MeshAxis, Step, joint_exchange
 from placement.runtime.clip import clip_grad_norm_
 from placement.runtime.cuts import Cut
@@ -16,6 +17,8 @@ from placement.runtime.exchange import (
     split,
 )
 from placement.runtime.gathers import gathered
+from placement.runtime.lengths import Padded
+from placement.runtime.linears import Linear, all_gather_linears, replicated_linears
 from placement.runtime.lookup import masked_embedding
 from placement.runtime.losses import class_parallel_cross_entropy, classes, token_parallel_cross_entropy
 from placement.runtime.means import mean
@@ -36,10 +39,12 @@ __all__ = [
     "Axis",
     "Cut",
     "Event",
+    "Linear",
     "MeshAxis",
     "MeshError",
     "Module",
     "Output",
+    "Padded",
     "Program",
     "RankError",
     "Simulated",
@@ -49,10 +54,12 @@ __all__ = [
     "StateError",
     "Step",
     "all_gather",
+    "all_gather_linears",
     "all_reduce",
     "all_to_all",
     "attention",
     "buffer",
+    "causal_mask",
     "class_parallel_cross_entropy",
     "classes",
     "clip_grad_norm_",
@@ -69,6 +76,7 @@ __all__ = [
     "record",
     "reduce_scatter",
     "replicated",
+    "replicated_linears",
     "rms_norm",
     "same_random",
     "seed",

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
+from torch.nn.modules.module import _has_any_global_hook
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -25,6 +26,30 @@ R = TypeVar("R")
 def eager(function: Callable[P, R]) -> Callable[P, R]:
     """``torch.compiler.disable`` with its argument's type: what torch.compile leaves as it is."""
     return torch.compiler.disable(function)  # pyright: ignore[reportReturnType]
+
+
+def hooked(module: torch.nn.Module) -> bool:
+    """Whether calling ``module`` calls hooks, its own or those of all modules."""
+    own = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    return bool(own or _has_any_global_hook())
+
+
+def autocast_dtype(x: torch.Tensor) -> torch.dtype | None:
+    """What autocast computes products of ``x`` in; None outside of it."""
+    if not torch._C._is_any_autocast_enabled():  # asked at each call: this is the cheapest way
+        return None
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
+def parameter_at(module: torch.nn.Module, path: Sequence[str]) -> torch.Tensor | None:
+    """The parameter at ``path`` under ``module``, in few steps; None where a module has its own names for members."""
+    try:
+        for name in path[:-1]:
+            module = module._modules[name]  # pyright: ignore[reportAssignmentType] - None has no _modules
+        return module._parameters[path[-1]]
+    except (AttributeError, KeyError):
+        return None
 
 
 def version(x: torch.Tensor) -> int:

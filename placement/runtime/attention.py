@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from placement.runtime.cuts import Cut, places
 from placement.runtime.means import accumulated
 from placement.runtime.rng import dropped
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from placement.runtime.axis import Axis
     from placement.runtime.rng import Cuts
 
 
@@ -22,6 +26,7 @@ def attention(
     dropout_p: float,
     mask_key: int,
     cuts: Cuts = (),
+    spare: Mapping[int, int] | None = None,
     *,
     attn_mask: Tensor | None = None,
     is_causal: bool = False,
@@ -30,7 +35,8 @@ def attention(
 ) -> Tensor:
     """``F.scaled_dot_product_attention`` with the mask ``mask_key`` dropping probabilities.
 
-    Probabilities are [batch, heads, queries, keys]; they are cut where ``query`` is. The fused kernels cannot be
+    Probabilities are [batch, heads, queries, keys]; they are cut where ``query`` is; ``spare`` as for
+    ``dropped``. The fused kernels cannot be
     given a mask, so the probabilities exist: heads · queries · keys elements. Narrow dtypes are computed in
     float32, a row of which every key is masked gives 0, both as in torch's plain formula.
 
@@ -48,7 +54,19 @@ def attention(
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     probabilities = _softmax(scores, attn_mask)
-    return (dropped(probabilities, dropout_p, mask_key, cuts) @ value.to(dtype)).to(query.dtype)
+    return (dropped(probabilities, dropout_p, mask_key, cuts, spare) @ value.to(dtype)).to(query.dtype)
+
+
+def causal_mask(
+    query: Tensor, key: Tensor, axis: Axis, dim: int, outer: int = 1, segments: tuple[int, ...] = ()
+) -> Tensor:
+    """Which keys the own queries see where each sees those up to its place: bool [queries / n, keys].
+
+    The queries are those of ``query``'s dim ``dim``, cut as ``Cut(dim, outer, segments)`` says; the keys are whole.
+    """
+    own = query.shape[dim]
+    at = places(own * axis.size, Cut(0, outer, segments), axis.size, axis.rank).to(query.device)
+    return at.unsqueeze(-1) >= torch.arange(key.shape[-2], device=query.device)
 
 
 def _softmax(scores: Tensor, mask: Tensor | None) -> Tensor:

@@ -14,14 +14,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import (
+    AllgatherOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    ReduceScatterOptions,
+)
 
 from placement.runtime import trace
 from placement.runtime._torch import eager, flattened
-from placement.runtime.cuts import Cut, block, blocks, joined, padded, places
+from placement.runtime.cuts import Cut, block, blocks, check_dim, in_rows, joined, of_rows, padded, places
 from placement.runtime.errors import MeshError, SizeError
 
 if TYPE_CHECKING:
@@ -74,6 +80,16 @@ MAXIMUM = Step("all_reduce", op="max")
 KEEP = Step("keep")
 
 
+class Pending(NamedTuple):
+    """A step that has been started. ``sent`` is held until it is finished: the transport reads it."""
+
+    step: Step
+    sent: Sequence[Tensor]
+    received: Sequence[Tensor]
+    work: dist.Work | None
+    dtype: torch.dtype
+
+
 class Axis(ABC):
     """The ranks of one mesh axis, seen from one of them.
 
@@ -100,22 +116,31 @@ class Axis(ABC):
         return self  # an axis is a place, not a value: copies of a module live on the same one
 
     @eager
-    def run(self, step: Step, x: Tensor) -> Tensor:
-        """Do ``step`` with this rank's ``x``; no autograd. ``x`` is not written.
+    def run(self, step: Step, x: Tensor, *, own: bool = False) -> Tensor:
+        """Do ``step`` with this rank's ``x``; no autograd. ``x`` is not written, unless it is the caller's ``own``.
 
         Raises:
             SizeError: the axis does not divide the dim that is cut.
         """
-        with torch.no_grad():
-            if step.kind in LOCAL:
-                return _local(step, x, self.size, self.rank, self.name)
-            return self.together((step, *_signature(x)), x, lambda xs: self.move(step, xs))
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                return self._run(step, x, own=own)
+        return self._run(step, x, own=own)
+
+    def _run(self, step: Step, x: Tensor, *, own: bool) -> Tensor:
+        if step.kind in LOCAL:
+            return _local(step, x, self.size, self.rank, self.name)
+        if len(self.held) == 1:  # nobody to meet
+            return self.move(step, (x,), own=own)[0]
+        return self.together((step, *_signature(x)), x, lambda xs: self.move(step, xs, own=own))
 
     @eager
     def exchange(self, forward: Step, backward: Step, x: Tensor) -> Tensor:
         """Do ``forward`` with this rank's ``x``; its gradient comes back through ``backward``."""
         if not (x.requires_grad and torch.is_grad_enabled()):
             return self.run(forward, x)
+        if len(self.held) == 1:
+            return joint_exchange(self, forward, backward, (x,))[0]
         key = (forward, backward, *_signature(x))
         return self.together(key, x, lambda xs: joint_exchange(self, forward, backward, xs))
 
@@ -127,26 +152,60 @@ class Axis(ABC):
         """
 
     @abstractmethod
-    def _transport(self, step: Step, sent: list[Tensor]) -> list[Tensor]:
+    def _transport(
+        self, step: Step, sent: Sequence[Tensor], *, own: bool, later: bool
+    ) -> tuple[Sequence[Tensor], dist.Work | None]:
         """Move one contiguous buffer per held rank; results are fresh and contiguous.
 
-        all_reduce: the sum or the maximum. all_gather: [n, *sent]. reduce_scatter, all_to_all: from [n, *block],
-        the sum of the own block; the own block of every rank, stacked.
+        all_reduce: the sum or the maximum. all_gather: all buffers, one after the other along dim 0. reduce_scatter:
+        of n blocks that lie so, the sum of the own one. all_to_all: from [n, *block], the own block of every rank,
+        stacked. The results are whole when the work returned has been waited for; without one, at once. ``own``: the
+        buffers may be written.
         """
 
-    def move(self, step: Step, xs: Sequence[Tensor]) -> list[Tensor]:
+    def move(self, step: Step, xs: Sequence[Tensor], *, own: bool = False) -> Sequence[Tensor]:
         """``run`` for one tensor per rank in ``held``, of all ranks in this process at once."""
-        if self.size == 1 or step.kind in LOCAL:
-            return [_local(step, x, self.size, rank, self.name) for rank, x in zip(self.held, xs, strict=True)]
+        return self.finish(self.start(step, xs, own=own, later=False))
+
+    def start(self, step: Step, xs: Sequence[Tensor], *, own: bool = False, later: bool = True) -> Pending:
+        """``move`` in the background: what is returned is for ``finish``, once.
+
+        With ``own`` the tensors are this call's: they may be written.
+        """
         dtype = xs[0].dtype
-        sums = step.kind in ("all_reduce", "reduce_scatter") and step.op == "sum" and dtype.is_floating_point
-        wire = self.reduce_dtype if sums and self.reduce_dtype is not None else dtype
-        sent = [_packed(step, x.to(wire), self, rank) for rank, x in zip(self.held, xs, strict=True)]
-        parts = self.size if step.kind in ("all_gather", "all_to_all") else 1
-        if self.recorded:
+        if step.kind == "none" or self.size == 1:
+            return Pending(NONE, (), xs, None, dtype)
+        if step.kind in LOCAL:
+            moved = [_local(step, x, self.size, rank, self.name) for rank, x in zip(self.held, xs, strict=True)]
+            return Pending(NONE, (), moved, None, dtype)
+        wire = dtype if self.reduce_dtype is None else self._wire(step, dtype)
+        sent: list[Tensor] = []
+        for rank, x in zip(self.held, xs, strict=True):
+            converted = x if wire is dtype else x.to(wire)
+            if step.cut is not None:
+                converted = _packed(step, converted, self, rank)
+            sent.append(_dense(converted))
+        if trace.watched() and self.recorded:
+            parts = self.size if step.kind in ("all_gather", "all_to_all") else 1
             trace.note(step.kind, self.name, parts * sent[0].numel() * sent[0].element_size())
-        received = zip(self.held, self._transport(step, sent), strict=True)
-        return [_unpacked(step, y, self.size, rank).to(dtype) for rank, y in received]
+        # What had to be copied to be sent is nobody else's.
+        received, work = self._transport(step, sent, own=own or sent[0] is not xs[0], later=later)
+        return Pending(step, sent, received, work, dtype)
+
+    def finish(self, pending: Pending) -> Sequence[Tensor]:
+        """The results of what was started."""
+        step, _, received, work, dtype = pending
+        if work is not None:
+            work.wait()
+        if step.cut is not None and step.kind != "reduce_scatter":
+            received = [_unpacked(step, y, self.size, rank) for rank, y in zip(self.held, received, strict=True)]
+        return received if received[0].dtype is dtype else [y.to(dtype) for y in received]
+
+    def _wire(self, step: Step, dtype: torch.dtype) -> torch.dtype:
+        """The dtype in which a tensor of ``dtype`` is sent."""
+        if self.reduce_dtype is None or not dtype.is_floating_point or step.op != "sum":
+            return dtype
+        return self.reduce_dtype if step.kind in ("all_reduce", "reduce_scatter") else dtype
 
 
 class MeshAxis(Axis):
@@ -176,22 +235,53 @@ class MeshAxis(Axis):
     def together(self, what: Hashable, payload: T, action: Callable[[list[T]], Sequence[U]]) -> U:  # noqa: ARG002, D102
         return action([payload])[0]
 
-    def _transport(self, step: Step, sent: list[Tensor]) -> list[Tensor]:
+    def _transport(
+        self, step: Step, sent: Sequence[Tensor], *, own: bool, later: bool
+    ) -> tuple[Sequence[Tensor], dist.Work | None]:
+        # The group's own methods: those of torch.distributed check again, at each call, what is known here.
         (x,) = sent
         if step.kind == "all_reduce":
-            out = x.clone(memory_format=torch.contiguous_format)
-            dist.all_reduce(out, _OPS[step.op], group=self.group)
+            out = x if own else x.clone()
+            if step.op != "sum" and out.is_complex():
+                raise ValueError(f"no {step.op} of complex numbers")
+            work = self.group.allreduce([_real(out)], _REDUCING[step.op, later])
         elif step.kind == "all_gather":
-            out = x.new_empty((self.size, *x.shape))
-            # Stacking wants a dim to stack on, which a scalar lacks.
-            dist.all_gather_single(out.view(-1), x.view(-1), group=self.group)
+            shape = x.shape
+            out = x.new_empty((self.size * shape[0], *shape[1:]))
+            work = self.group.all_gather_single(_real(out), _real(x), _GATHERING[later])
         elif step.kind == "reduce_scatter":
-            out = x.new_empty(x.shape[1:])
-            dist.reduce_scatter_single(out.view(-1), x.view(-1), group=self.group)
+            shape = x.shape
+            out = x.new_empty((shape[0] // self.size, *shape[1:]))
+            work = self.group.reduce_scatter_single(_real(out), _real(x), _SCATTERING[later])
         else:
             out = torch.empty_like(x)
-            dist.all_to_all_single(out, x, group=self.group)
-        return [out]
+            work = self.group.all_to_all_single(_real(out), _real(x), [], [], _EXCHANGING[later])
+        if later:
+            return (out,), work
+        work.wait()  # some transports return before they are done
+        return (out,), None
+
+
+def _options(kind: Any, op: str | None = None) -> dict[bool, Any]:
+    """What the group is told of a collective, by whether it is waited for later: made once, for all calls."""
+    made: dict[bool, Any] = {}
+    for later in (False, True):
+        made[later] = kind()
+        made[later].asyncOp = later
+        if op is not None:
+            made[later].reduceOp = _OPS[op]
+    return made
+
+
+_REDUCING = {(op, later): told for op in _OPS for later, told in _options(AllreduceOptions, op).items()}
+_GATHERING = _options(AllgatherOptions)
+_SCATTERING = _options(ReduceScatterOptions, "sum")
+_EXCHANGING = _options(AllToAllOptions)
+
+
+def _real(x: Tensor) -> Tensor:
+    """``x`` as the transport knows numbers: complex ones as pairs."""
+    return torch.view_as_real(x) if x.is_complex() else x
 
 
 def _signature(x: Tensor) -> tuple[Hashable, ...]:
@@ -200,36 +290,37 @@ def _signature(x: Tensor) -> tuple[Hashable, ...]:
 
 def _dense(x: Tensor) -> Tensor:
     """What torch.distributed can be given: contiguous, no lazy conjugation or negation."""
-    return x.resolve_conj().resolve_neg().contiguous()
+    if x.is_conj() or x.is_neg():
+        x = x.resolve_conj().resolve_neg()
+    return x if x.is_contiguous() else x.contiguous()
 
 
 def _packed(step: Step, x: Tensor, axis: Axis, rank: int) -> Tensor:
-    """The buffer that ``step`` sends of ``x``."""
+    """The buffer that ``step`` sends of ``x``; one that is not dense is made so after."""
+    cut = step.where
+    if step.kind == "all_gather":
+        check_dim(x.shape, cut)
+        return x
     if step.kind == "reduce_scatter":
-        return _dense(blocks(x, step.where, axis.size, f"reduce_scatter over axis {axis.name!r}"))
-    if step.kind == "all_to_all":
-        if _across_segments(step):
-            own, theirs = step.where, step.to or step.where
-            return _dense(torch.stack([x.index_select(own.dim, at) for at in _met(own, theirs, x, axis.size, rank)]))
-        _, to = _local_cuts(step, axis.size)
-        return _dense(blocks(x, to, axis.size, f"all_to_all over axis {axis.name!r}"))
-    return _dense(x)
+        return in_rows(x, cut, axis.size, f"reduce_scatter over axis {axis.name!r}")
+    if _across_segments(step):
+        return torch.stack([x.index_select(cut.dim, at) for at in _met(cut, step.to or cut, x, axis.size, rank)])
+    _, to = _local_cuts(step, axis.size)
+    return blocks(x, to, axis.size, f"all_to_all over axis {axis.name!r}")
 
 
 def _unpacked(step: Step, y: Tensor, n: int, rank: int) -> Tensor:
     """The result that ``step`` makes of a received buffer."""
     if step.kind == "all_gather":
-        return joined(y, step.where, "all_gather")
-    if step.kind == "all_to_all" and _across_segments(step):
+        return of_rows(y, step.where, n, "all_gather")
+    if _across_segments(step):
         theirs, own = step.where, step.to or step.where
         out = torch.cat(y.unbind(), own.dim)  # of the right shape; every element is overwritten
         for part, at in zip(y, _met(own, theirs, out, n, rank), strict=True):
             out.index_copy_(own.dim, at, part)
         return out
-    if step.kind == "all_to_all":
-        cut, _ = _local_cuts(step, n)
-        return joined(y, cut, "all_to_all")
-    return y
+    cut, _ = _local_cuts(step, n)
+    return joined(y, cut, "all_to_all")
 
 
 def _across_segments(step: Step) -> bool:
@@ -286,19 +377,25 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, axis: Axis, forward: Step, backward: Step, *xs: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
+        ctx.axis, ctx.steps = axis, (forward, backward)
         ys = axis.move(forward, xs)
-        ctx.axis, ctx.steps, ctx.like = axis, (forward, backward), (ys[0].shape, ys[0].dtype, ys[0].device)
-        return tuple(y.view_as(y) if y is x else y for x, y in zip(xs, ys, strict=True))
+        if len(ys) > 1:  # then some may get no gradient
+            ctx.like = ys[0].shape, ys[0].dtype, ys[0].device
+        return tuple(ys)  # of an input that is returned as it is, torch makes an alias
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         forward, backward = ctx.steps
-        if all(grad is None for grad in grads):
+        given = [grad for grad in grads if grad is not None]
+        if not given:
             return (None, None, None, *grads)
-        shape, dtype, device = ctx.like
-        dense = [torch.zeros(shape, dtype=dtype, device=device) if grad is None else grad for grad in grads]
+        if len(given) < len(grads):
+            shape, dtype, device = ctx.like
+            given = [torch.zeros(shape, dtype=dtype, device=device) if g is None else g for g in grads]
+        if not torch.is_grad_enabled():
+            return (None, None, None, *ctx.axis.move(backward, given))
         # Through the joint function again: the dual of the dual is the forward, so second derivatives hold.
-        return (None, None, None, *joint_exchange(ctx.axis, backward, forward, dense))
+        return (None, None, None, *joint_exchange(ctx.axis, backward, forward, given))
 
 
 def joint_exchange(axis: Axis, forward: Step, backward: Step, xs: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -50,9 +50,14 @@ class Cut:
         return (0, *accumulate(self.segments))[:-1] if self.segments else (0,)
 
 
-def _dim(shape: torch.Size, cut: Cut) -> int:
+def check_dim(shape: torch.Size, cut: Cut) -> None:
+    """Refuse a cut of a dim that ``shape`` lacks."""
     if not -len(shape) <= cut.dim < len(shape):
         raise SizeError(f"no dim {cut.dim} in a tensor of shape {list(shape)}")
+
+
+def _dim(shape: torch.Size, cut: Cut) -> int:
+    check_dim(shape, cut)
     return cut.dim % len(shape)
 
 
@@ -82,12 +87,17 @@ def whole_shape(local: Sequence[int], layout: Iterable[tuple[Axis, Cut]]) -> lis
 def block(x: Tensor, cut: Cut, n: int, rank: int, what: str = "split") -> Tensor:
     """Block ``rank`` of ``n`` of ``x``, contiguous; a view of ``x`` where that is contiguous and in one segment."""
     shape, dim = local_shape(tuple(x.shape), cut, n, what), _dim(x.shape, cut)
+    if cut.parts == 1:
+        return x.narrow(dim, rank * shape[dim], shape[dim]).contiguous()
     return _side_by_side([w.select(dim + 1, rank) for w in _windows(x, cut, n)], dim + 1).reshape(shape).contiguous()
 
 
 def blocks(x: Tensor, cut: Cut, n: int, what: str = "split") -> Tensor:
     """All ``n`` blocks of ``x``, stacked: [n, *block], contiguous; may share memory with ``x``."""
     shape, dim = local_shape(tuple(x.shape), cut, n, what), _dim(x.shape, cut)
+    if cut.parts == 1:  # the usual one, in few calls
+        opened = x.reshape(*shape[:dim], n, *shape[dim:])
+        return (opened.transpose(0, 1) if dim == 1 else opened.movedim(dim, 0)).contiguous()
     parts = [w.movedim(dim + 1, 0) for w in _windows(x, cut, n)]
     return _side_by_side(parts, dim + 2).reshape(n, *shape).contiguous()
 
@@ -96,11 +106,32 @@ def joined(stack: Tensor, cut: Cut, what: str = "join") -> Tensor:
     """The full tensor of stacked blocks [n, *block], contiguous; the inverse of ``blocks``."""
     n, shape = stack.shape[0], stack.shape[1:]
     dim = _dim(shape, cut)
+    if cut.parts == 1:  # the usual one, in one call
+        return torch.cat(stack.unbind(), dim)
     _check_block(shape, dim, cut, what)
     opened = stack.unflatten(dim + 1, (cut.outer, shape[dim] // cut.outer))
     parts = [part.movedim(0, dim + 1).flatten(dim + 1, dim + 2) for part in _segments(opened, dim + 2, cut)]
     full = (*shape[:dim], n * shape[dim], *shape[dim + 1 :])
     return _side_by_side(parts, dim + 1).reshape(full).contiguous()
+
+
+def in_rows(x: Tensor, cut: Cut, n: int, what: str) -> Tensor:
+    """All ``n`` blocks of ``x``, one after the other along dim 0; may share memory with ``x``."""
+    shape, dim = x.shape, cut.dim
+    if cut.outer > 1 or cut.segments or not 0 <= dim < len(shape) or shape[dim] % n:
+        return blocks(x, cut, n, what).flatten(0, 1)
+    if dim == 0:  # as they are; this and the next are the usual ones, in few calls
+        return x
+    opened = x.reshape(*shape[:dim], n, shape[dim] // n, *shape[dim + 1 :])
+    first = opened.transpose(0, 1) if dim == 1 else opened.movedim(dim, 0)
+    return first.reshape(n * shape[0], *opened.shape[1:dim], *opened.shape[dim + 1 :])
+
+
+def of_rows(x: Tensor, cut: Cut, n: int, what: str) -> Tensor:
+    """The full tensor of blocks that lie one after the other along dim 0; the inverse of ``in_rows``."""
+    if cut.outer > 1 or cut.segments:
+        return joined(x.unflatten(0, (n, x.shape[0] // n)), cut, what)
+    return x if cut.dim == 0 else torch.cat(x.chunk(n), cut.dim)
 
 
 def padded(x: Tensor, cut: Cut, n: int, rank: int) -> Tensor:

@@ -10,6 +10,7 @@ Inputs are never written. Results are contiguous, and fresh except where nothing
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from placement.runtime.axis import ALL_REDUCE, KEEP, NONE, Step
@@ -19,6 +20,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from placement.runtime.axis import Axis
+
+
+@lru_cache(maxsize=1024)
+def cut_steps(forward: str, backward: str, dim: int, outer: int, segments: tuple[int, ...]) -> tuple[Step, Step]:
+    """Two actions of one cut: made once, for they are asked for at every call."""
+    cut = Cut(dim, outer, segments)
+    return Step(forward, cut), Step(backward, cut)
 
 
 def all_reduce(x: Tensor, axis: Axis) -> Tensor:
@@ -41,8 +49,8 @@ def all_gather(
     same work with it), the dual is I → S, a split: volume 1 + 0. Entering a tensor-parallel region; before a
     replicated head.
     """
-    cut = Cut(dim, outer, segments)
-    return axis.exchange(Step("all_gather", cut), Step("reduce_scatter" if to == "R" else "split", cut), x)
+    back = "reduce_scatter" if to == "R" else "split"
+    return axis.exchange(*cut_steps("all_gather", back, dim, outer, segments), x)
 
 
 def reduce_scatter(x: Tensor, axis: Axis, dim: int, outer: int = 1, segments: tuple[int, ...] = ()) -> Tensor:
@@ -54,8 +62,7 @@ def reduce_scatter(x: Tensor, axis: Axis, dim: int, outer: int = 1, segments: tu
     Raises:
         SizeError: the axis does not divide the dim.
     """
-    cut = Cut(dim, outer, segments)
-    return axis.exchange(Step("reduce_scatter", cut), Step("all_gather", cut), x)
+    return axis.exchange(*cut_steps("reduce_scatter", "all_gather", dim, outer, segments), x)
 
 
 def all_to_all(
@@ -93,8 +100,7 @@ def split(
     Raises:
         SizeError: the axis does not divide the dim.
     """
-    cut = Cut(dim, outer, segments)
-    return axis.exchange(Step("split", cut), Step("all_gather" if of == "I" else "pad", cut), x)
+    return axis.exchange(*cut_steps("split", "all_gather" if of == "I" else "pad", dim, outer, segments), x)
 
 
 def replicated(x: Tensor, axis: Axis) -> Tensor:
@@ -129,5 +135,4 @@ def pad(x: Tensor, axis: Axis, dim: int, outer: int = 1, segments: tuple[int, ..
     Before, each rank holds its block; after, a term of the full shape. Dual: R → S, a split. Volume
     0 + 0. A sharded value that joins a partial sum.
     """
-    cut = Cut(dim, outer, segments)
-    return axis.exchange(Step("pad", cut), Step("split", cut), x)
+    return axis.exchange(*cut_steps("pad", "split", dim, outer, segments), x)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from placement.runtime.axis import Axis, MeshAxis
 from placement.runtime.cuts import Cut, local_shape
 from placement.runtime.errors import SizeError
+from placement.runtime.lengths import Padded, lengthened
 from placement.runtime.outputs import mapped
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import Tensor
+
+    from placement.runtime.lengths import Lengths
 
 Spec = tuple[Any, ...]  # (dims, cut), (dims, cut, kind) or (dims, cut, kind, whether a gradient may be asked for)
 
@@ -41,6 +44,7 @@ class Guard:
         signature: inspect.Signature,
         requires: tuple[str, ...] = (),
         axes: Mapping[str, int] | None = None,
+        uneven: Mapping[str, Padded | str] | None = None,
         *,
         same_blocks: bool,
     ) -> None:
@@ -49,6 +53,7 @@ class Guard:
         self.signature = signature
         self.requires = tuple((text, compile(text, "<requires>", "eval")) for text in requires)
         self.axes = dict(axes or {})
+        self.uneven = dict(uneven or {})
         self.same_blocks = same_blocks
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Guard:
@@ -62,8 +67,10 @@ class Guard:
         """Where the input ``name`` is cut."""
         return self.inputs[name][1] if name in self.inputs else ()
 
-    def check(self, arguments: Mapping[str, Any], *, local: bool) -> None:
+    def check(self, arguments: Mapping[str, Any], *, local: bool) -> Lengths:
         """Refuse sizes or kinds that the program was not made for; ``local`` where inputs are this rank's blocks.
+
+        Returns the dims that have to be longer inside, by name: how long they are, and how long they have to be.
 
         Raises:
             SizeError: names the input, dim, size and axis.
@@ -79,7 +86,29 @@ class Guard:
         sizes: dict[str, tuple[int, str]] = {}
         for name, x in known.items():
             self._check_sizes(name, self._global_shape(name, x, local=local), sizes)
-        self._check_requirements({name: size for name, (size, _) in sizes.items()})
+        given = {name: size for name, (size, _) in sizes.items()}
+        self._check_requirements(given)
+        return self._lengths(given)
+
+    def lengthened(self, arguments: Mapping[str, Any], lengths: Lengths) -> dict[str, Any]:
+        """The arguments, padded as ``check`` has found that they have to be."""
+        return lengthened(arguments, {name: spec[0] for name, spec in self.inputs.items()}, self.uneven, lengths)
+
+    def _lengths(self, given: Mapping[str, int]) -> Lengths:
+        found: dict[str, tuple[int, int]] = {}
+        for name, by in self.divides.items():
+            size = given.get(name, 0)
+            if size % by == 0:
+                continue
+            inside, how = size + -size % by, self.uneven[name]
+            assert isinstance(how, Padded)  # others have been refused
+            if size < how.least or (how.most is not None and inside > how.most):
+                limit = f"from {how.least} on" + (f" up to {how.most}" if how.most is not None else "")
+                raise SizeError(f"{name} has size {size}, padded to {inside}, a multiple of {by}; it works {limit}")
+            found[name] = size, inside
+        if found:
+            self._check_requirements({**given, **{name: inside for name, (_, inside) in found.items()}})
+        return found
 
     def _global_shape(self, name: str, x: Tensor, *, local: bool) -> tuple[int, ...]:
         shape = list(x.shape)
@@ -99,11 +128,15 @@ class Guard:
             first, place = sizes.setdefault(wanted, (size, where))
             if first != size:
                 raise SizeError(f"{where} ({wanted}) has size {size}, but {place} ({wanted}) has {first}")
-            if size % self.divides.get(wanted, 1):
+            how = self.uneven.get(wanted, "")
+            if size % self.divides.get(wanted, 1) and not isinstance(how, Padded):
                 by = self.divides[wanted]
                 named = " and ".join(repr(axis) for axis, n in self.axes.items() if n > 1 and by % n == 0)
                 on = f" (axis {named})" if named else ""
-                raise SizeError(f"{where} ({wanted}) has size {size}, not a multiple of {by}{on}")
+                raise SizeError(
+                    f"{where} ({wanted}) has size {size}, not a multiple of {by}{on}"
+                    + (how and f", and cannot be padded: {how}")
+                )
 
     def _check_requirements(self, sizes: Mapping[str, int]) -> None:
         for text, code in self.requires:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -38,12 +38,39 @@ def masked_embedding(
     if dim != 0:
         raise ValueError(f"rows are dim 0 of a table, not {dim}")
     check_range(indices, weight.shape[0] * axis.size if rows is None else rows, "index")
+    if outer == 1 and not segments and padding_idx < 0:
+        return _Rows.apply(indices, weight, axis.rank)  # pyright: ignore[reportReturnType]
     cut = Cut(dim, outer, segments)
     row, mine = located(indices, weight.shape[0], axis, cut)
     padding, has = located(torch.tensor(padding_idx), weight.shape[0], axis, cut)
     found = F.embedding(row, weight, int(padding) if has else None)
     # In place: a lookup's result is not needed for its backward.
     return found.masked_fill_(~mine.unsqueeze(-1), 0)
+
+
+class _Rows(torch.autograd.Function):
+    """Rows of the block ``rank`` of a table, zeros for others. Of the forward only the indices are kept."""
+
+    @staticmethod
+    def forward(ctx: Any, indices: Tensor, weight: Tensor, rank: int) -> Tensor:
+        ctx.rank, ctx.rows = rank, weight.shape[0]
+        ctx.save_for_backward(indices)
+        row, missing = within(indices, ctx.rows, rank)
+        return F.embedding(row, weight).masked_fill_(missing.unsqueeze(-1), 0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (indices,) = ctx.saved_tensors
+        row, missing = within(indices, ctx.rows, ctx.rank)
+        own = grad.masked_fill(missing.unsqueeze(-1), 0)
+        return None, torch.ops.aten.embedding_dense_backward(own, row, ctx.rows, -1, False), None
+
+
+def within(indices: Tensor, size: int, rank: int) -> tuple[Tensor, Tensor]:
+    """Where global ``indices`` lie in block ``rank`` of ``size``: (some local index, whether it lies elsewhere)."""
+    local = indices - rank * size
+    row = local.clamp(0, size - 1)
+    return row, row != local
 
 
 def located(indices: Tensor, size: int, axis: Axis, cut: Cut) -> tuple[Tensor, Tensor]:
@@ -66,14 +93,14 @@ def located(indices: Tensor, size: int, axis: Axis, cut: Cut) -> tuple[Tensor, T
     return torch.where(mine, indices // group * part + local, 0), mine
 
 
-def check_range(indices: Tensor, size: int, what: str, allowed: int | None = None) -> None:
-    """Refuse indices outside of [0, size) that are not ``allowed``; on an accelerator without waiting for it."""
+def check_range(indices: Tensor, size: int, what: str, ignored: Tensor | None = None) -> None:
+    """Refuse indices outside of [0, size), but for those ``ignored``; on an accelerator without waiting for it."""
     if indices.is_meta or indices.numel() == 0:
         return
-    wrong = (indices < 0) | (indices >= size)
-    if allowed is not None:
-        wrong &= indices != allowed
+    known = indices if ignored is None else indices.masked_fill(ignored, 0)
+    low, high = known.aminmax()
     if indices.device.type != "cpu":
-        demand(~wrong.any(), f"{what} out of range: there are {size}")
-    elif bool(wrong.any()):
-        raise IndexError(f"{what} {int(indices[wrong][0])} is out of range: there are {size}")
+        demand((low >= 0) & (high < size), f"{what} out of range: there are {size}")
+    elif int(low) < 0 or int(high) >= size:
+        wrong = known[(known < 0) | (known >= size)]
+        raise IndexError(f"{what} {int(wrong[0])} is out of range: there are {size}")

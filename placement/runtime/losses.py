@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from placement.runtime._torch import eager
 from placement.runtime.axis import ALL_REDUCE, MAXIMUM
 from placement.runtime.cuts import Cut, block, places
-from placement.runtime.lookup import check_range, located
+from placement.runtime.lookup import check_range, located, within
 from placement.runtime.means import accumulated, global_count
 
 if TYPE_CHECKING:
@@ -54,11 +54,22 @@ def class_parallel_cross_entropy(
     shape = (*logits.shape[:dim], *logits.shape[dim + 1 :])
     if target.shape != shape:
         raise ValueError(f"target of shape {list(target.shape)} for logits of shape {list(logits.shape)} on this rank")
-    every = logits.shape[dim] * axis.size if classes is None else classes
-    check_range(target, every, "target", ignore_index)
+    size = logits.shape[dim]
+    every = size * axis.size if classes is None else classes
+    ignored = target == ignore_index
+    check_range(target, every, "target", ignored)
+    if target.dtype != torch.int64:
+        target = target.long()
+    if weight is None and label_smoothing == 0 and outer == 1 and not segments and every == size * axis.size:
+        count = None
+        if reduction == "mean":
+            count = target.numel() - ignored.sum()
+            count = count if tokens is None else global_count(count, tokens)
+        summed = reduction != "none"
+        return _Plain.apply(logits, target, axis, dim, ignored, count, summed)  # pyright: ignore[reportReturnType]
     weight = None if weight is None else weight.to(accumulated(logits.dtype))
     losses: Tensor = _ClassParallel.apply(  # pyright: ignore[reportAssignmentType]
-        logits, target.long(), axis, Cut(dim, outer, segments), weight, ignore_index, label_smoothing, every
+        logits, target, axis, Cut(dim, outer, segments), weight, ignore_index, label_smoothing, every
     )
     if reduction == "mean":
         counted = _counted(target, weight, ignore_index)
@@ -105,6 +116,59 @@ def _counted(target: Tensor, weight: Tensor | None, ignore_index: int) -> Tensor
     if weight is None:
         return valid.sum()
     return weight.detach().double()[torch.where(valid, target, 0)].masked_fill(~valid, 0).sum()
+
+
+class _Plain(torch.autograd.Function):
+    """The usual loss in few calls: blocks of classes one after the other, all alike. Reduced over tokens if ``summed``.
+
+    Each rank has its own function, as below.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: Tensor,
+        target: Tensor,
+        axis: Axis,
+        dim: int,
+        ignored: Tensor,
+        count: Tensor | None,
+        summed: bool,
+    ) -> Tensor:
+        dtype, wide = logits.dtype, accumulated(logits.dtype)
+        index, missing = within(target, logits.shape[dim], axis.rank)
+        index = index.unsqueeze(dim)
+        top = axis.run(MAXIMUM, logits.amax(dim), own=True)
+        if dtype is not wide:
+            top = top.to(wide)
+        shifted = logits - top.unsqueeze(dim)
+        own = shifted.gather(dim, index).squeeze(dim).masked_fill_(missing, 0)
+        sums = torch.stack((own, shifted.exp_().sum(dim)))
+        own, total = axis.run(ALL_REDUCE, sums, own=True).unbind()
+        log = total.log()
+        ctx.save_for_backward(logits, top.add_(log), index, missing, ignored, count)
+        ctx.dim, ctx.wide = dim, wide
+        losses = (log - own).masked_fill_(ignored, 0)
+        if summed:
+            losses = losses.sum()
+            if count is not None:
+                losses = losses / count
+        return losses if dtype is wide else losses.to(dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        logits, lse, index, missing, ignored, count = ctx.saved_tensors
+        dim = ctx.dim
+        if grad.dtype is not ctx.wide:
+            grad = grad.to(ctx.wide)
+        if count is not None:
+            grad = grad / count
+        # Filled, not multiplied: where every token is ignored the cotangent of the mean is infinite.
+        grad = grad.expand(ignored.shape).masked_fill(ignored, 0).unsqueeze(dim)
+        out = (logits - lse.unsqueeze(dim)).exp_().mul_(grad)
+        out.scatter_add_(dim, index, grad.masked_fill(missing.unsqueeze(dim), 0).neg_())
+        return out if out.dtype is logits.dtype else out.to(logits.dtype), *(None,) * 6
 
 
 class _ClassParallel(torch.autograd.Function):

@@ -19,6 +19,8 @@ from placement.runtime.exchange import replicated
 from placement.runtime.rng import Random, Site, dropped
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from placement.runtime.axis import Axis
     from placement.runtime.reductions import Aliases
 
@@ -145,16 +147,19 @@ def summed(module: Module, name: str, axis: Axis) -> Tensor:
     return replicated(parameter, axis)
 
 
-def dropout(module: Module, x: Tensor, p: float, site: Site, *cuts: On) -> Tensor:
+def dropout(
+    module: Module, x: Tensor, p: float, site: Site, *cuts: On, lengths: Mapping[int, str] | None = None
+) -> Tensor:
     """``F.dropout`` in training, ``x`` else; the mask is that of op ``site`` of this module, see ``rng``.
 
     I → I, R → R without cuts: every rank drops the same. S → S with the axes that ``x`` is cut on, outermost first,
     each as (axis, dim), (axis, dim, outer) or (axis, dim, outer, segments): each rank has its block of the one-device
-    mask. Nothing is sent.
+    mask. Nothing is sent. ``lengths`` names dims that may be longer than the caller has them: masks are those of his.
     """
     if not module.training:
         return x
-    return dropped(x, p, module._random.key(module._path, site), _on(cuts))
+    spare = module._random.spare(lengths) if lengths else None
+    return dropped(x, p, module._random.key(module._path, site), _on(cuts), spare)
 
 
 def attention(
@@ -165,6 +170,7 @@ def attention(
     dropout_p: float,
     site: Site,
     *cuts: On,
+    lengths: Mapping[int, str] | None = None,
     attn_mask: Tensor | None = None,
     is_causal: bool = False,
     scale: float | None = None,
@@ -183,4 +189,5 @@ def attention(
     if not module.training or dropout_p == 0:
         return F.scaled_dot_product_attention(query, key, value, **mask)
     random = module._random.key(module._path, site)
-    return dropped_attention(query, key, value, dropout_p, random, _on(cuts), **mask)
+    spare = module._random.spare(lengths) if lengths else None
+    return dropped_attention(query, key, value, dropout_p, random, _on(cuts), spare, **mask)

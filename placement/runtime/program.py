@@ -22,6 +22,7 @@ from placement.runtime.cuts import Cut, local_shape, whole_shape
 from placement.runtime.errors import MeshError, SizeError, StateError
 from placement.runtime.gathers import gathered_again
 from placement.runtime.guards import Guard, Spec
+from placement.runtime.lengths import Padded, spare
 from placement.runtime.module import Module, Tied
 from placement.runtime.outputs import mapped
 from placement.runtime.reductions import Reducer
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.device_mesh import DeviceMesh
 
+    from placement.runtime.lengths import Lengths
     from placement.runtime.simulated import Simulated
     from placement.runtime.slices import Sliced
 
@@ -43,10 +45,11 @@ class Program(Module):
     dotted name (dims, cut), (dims, cut, kind) or (dims, cut, kind, gradient), dims being one-device sizes, names of
     dynamic dims or None, kind one of int, float, bool, complex, gradient whether one may be asked for. ``outputs``:
     None for replicated, "P" for a term per rank, or a cut; of several axes by axis name. ``lengths``: by output and
-    dim, the size that is returned where ``forward`` gives more. ``divides``: a number that each named dim must be a
-    multiple of. ``requires``: what the model's branches took for granted of dynamic dims, as
-    Python. ``training_only``: lines of the model that make eval mode another program, '' if there are none; this one
-    then refuses ``eval()``. ``gathers``: whether parameters are used through
+    dim, the size that is returned where ``forward`` gives more. ``divides``: a number that each named dim is a
+    multiple of inside; ``uneven``: how one that is not is padded in a call, or why it is refused. ``requires``: what
+    the model's branches took for granted of dynamic dims, as Python. ``training_only``: lines of the model that make
+    eval mode another program, '' if there are none; this one then refuses ``eval()``. ``gathers``: whether parameters
+    are used through
     ``gathered``. ``hooks``: by axis or group, the parameters used through ``summed``. ``same_blocks``:
     whether ranks compare the sizes of sharded inputs at each call (one small gather), so as to refuse instead of
     hanging.
@@ -58,6 +61,7 @@ class Program(Module):
     outputs: ClassVar[Mapping[str, Any]] = {}
     lengths: ClassVar[Mapping[str, Mapping[int, int]]] = {}
     divides: ClassVar[Mapping[str, int]] = {}
+    uneven: ClassVar[Mapping[str, Padded | str]] = {}
     hooks: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     requires: ClassVar[tuple[str, ...]] = ()
     training_only: ClassVar[str] = ""
@@ -130,7 +134,9 @@ class Program(Module):
                 self.tensor(name)  # a hook that names nothing fails here, not in training
         inputs = {name: (spec[0], self.layout(spec[1]), *spec[2:]) for name, spec in self.inputs.items()}
         signature = inspect.signature(self.forward)
-        self._guard = Guard(inputs, self.divides, signature, self.requires, self.axes, same_blocks=self.same_blocks)
+        self._guard = Guard(
+            inputs, self.divides, signature, self.requires, self.axes, self.uneven, same_blocks=self.same_blocks
+        )
         return self
 
     def _bind(self, path: str, module: Module) -> None:
@@ -208,24 +214,33 @@ class Program(Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call ``forward`` under the guards, with reductions shared by all parameters."""
-        self._open(args, kwargs)
+        args, kwargs, lengths = self._open(args, kwargs)
         try:
             with gathered_again() if self.gathers else nullcontext():
                 result = super().__call__(*args, **kwargs)
         finally:
             self._random.end()
             self._aliases.clear()
-        return self._finished(result)
+        return self._finished(result, lengths)
 
     @eager
-    def _open(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Refuse what the program was not made for; alias the parameters that share a reduction."""
+    def _open(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], Lengths]:
+        """Refuse what the program was not made for; alias the parameters that share a reduction.
+
+        Returns the arguments as ``forward`` needs them, and the lengths that are others inside.
+        """
         guard = self.guard
         self.refuse_meta()
-        guard.check(guard.arguments(args, kwargs), local=True)
+        arguments = guard.arguments(args, kwargs)
+        lengths = guard.check(arguments, local=True)
+        if lengths:
+            bound = guard.signature.bind_partial()
+            bound.arguments.update(guard.lengthened(arguments, lengths))
+            args, kwargs = bound.args, bound.kwargs
         for reducer in self._reducers:
             reducer.open(self._aliases)
-        self._random.begin(training=self.training)
+        self._random.begin(training=self.training, lengths=lengths)
+        return args, kwargs, lengths
 
     def train(self, mode: bool = True) -> Program:
         """As torch's. Raises StateError for eval mode where the model does something else in it."""
@@ -245,7 +260,7 @@ class Program(Module):
         self._loaded = True
 
     @eager
-    def _finished(self, result: Any) -> Any:
+    def _finished(self, result: Any, lengths: Lengths) -> Any:
         """The result as a caller on a DeviceMesh gets it: sharded and partial outputs are DTensors."""
         if not all(isinstance(axis, MeshAxis) for axis in self._axes.values()):
             return result
@@ -258,7 +273,8 @@ class Program(Module):
                 for axis in self._axes  # in mesh order, as a DTensor has them
                 if axis in layout
             }
-            x, whole = self._own_length(name, x) if name in self.lengths else (x, {})
+            more = spare(name, self.uneven, lengths) if lengths else {}
+            x, whole = self._own_length(name, x, more) if more or name in self.lengths else (x, {})
             if not places:
                 return x
             return DTensor.from_local(x, _submesh(self._axes, places), list(places.values()), run_check=False, **whole)
@@ -266,11 +282,15 @@ class Program(Module):
         result = mapped(wrapped, [result])
         return result if self.restore is None else self.restore(result)
 
-    def _own_length(self, name: str, local: Tensor) -> tuple[Tensor, dict[str, Any]]:
+    def _own_length(self, name: str, local: Tensor, more: Mapping[int, int]) -> tuple[Tensor, dict[str, Any]]:
         """An output without what its dims are padded with, and the whole's shape and stride as a DTensor has them."""
         cuts = [(axis, cut) for axis, cut in self.layout(self.outputs[name]) if cut != "P"]
         whole = whole_shape(local.shape, cuts)
-        for dim, size in self.lengths[name].items():
+        own = {**self.lengths.get(name, {}), **{dim: whole[dim] - extra for dim, extra in more.items()}}
+        for dim, size in own.items():
+            cutting = [axis for axis, cut in cuts if cut.dim == dim]
+            if len(cutting) > 1 or any(-(-size // axis.size) != local.shape[dim] for axis in cutting):
+                raise SizeError(f"output {name!r}: no DTensor has dim {dim} of {size} in blocks of {local.shape[dim]}")
             before = sum(axis.rank * local.shape[dim] for axis, cut in cuts if cut.dim == dim)  # of one axis at most
             whole[dim], local = size, local.narrow(dim, 0, min(max(size - before, 0), local.shape[dim]))
         return local, {"shape": torch.Size(whole), "stride": torch.empty(whole, device="meta").stride()}

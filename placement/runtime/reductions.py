@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from placement.runtime._torch import accumulates, after_backward, version
+from placement.runtime._torch import accumulates, after_backward, parameter_at, version
 from placement.runtime.axis import ALL_REDUCE, NONE, Axis, joint_exchange
 
 if TYPE_CHECKING:
@@ -61,14 +61,20 @@ class Reducer:
         self.lookup = lookup
         self.deferred = False
         self._waiting: dict[str, _Waiting] = {}
+        self._paths = [(name, *name.split(".")) for name in self.names]
 
     def open(self, aliases: Aliases) -> None:
         """Put an alias of each hooked parameter into ``aliases``, for one call of the program."""
         if self.axis.size == 1 or not torch.is_grad_enabled():
             return
         parameters: dict[str, Tensor] = {}
-        for name in self.names:
-            parameter = self.lookup(name)
+        members: dict[str, Any] = {}
+        for name, first, *rest in self._paths:
+            if first not in members:
+                members[first] = self.lookup(first)
+            parameter = parameter_at(members[first], rest) if rest else members[first]
+            if parameter is None:
+                parameter = self.lookup(name)
             # A wrapper's DTensor is unwrapped later, in the module's own call, and summed there.
             if parameter.requires_grad and not isinstance(parameter, DTensor):
                 parameters[name] = parameter
@@ -76,8 +82,14 @@ class Reducer:
             return
         row = (self, tuple(parameters), tuple(parameters.values()))
         made = self.axis.together(("the sum of", *parameters), row, _joint_aliases)
-        for parameter, alias in zip(parameters.values(), made, strict=True):
-            aliases[self.axis.name, id(parameter)] = (parameter, alias)
+        axis = self.axis.name
+        for parameter, alias in zip(row[2], made, strict=True):
+            aliases[axis, id(parameter)] = (parameter, alias)
+
+    @property
+    def settles(self) -> bool:
+        """Whether contributions wait, or are to."""
+        return self.deferred or bool(self._waiting)
 
     def waiting(self) -> list[str]:
         """Names of parameters whose gradients lack what ``no_sync`` backwards contributed."""
@@ -145,12 +157,15 @@ class _Sum(torch.autograd.Function):
     def forward(ctx: Any, reducers: list[Reducer], names: tuple[str, ...], *parameters: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.reducers, ctx.names = reducers, names
-        return tuple(parameter.view_as(parameter) for parameter in parameters)
+        return parameters  # of inputs that are returned torch makes aliases
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         reducers: list[Reducer] = ctx.reducers
         width = len(ctx.names)
+        if not any(reducer.settles for reducer in reducers):
+            sums = _summed(reducers[0].axis, _rows(grads, width))
+            return (None, None, *(total for row in sums for total in row))
         leaves = _rows([accumulates(node) for node, _ in ctx.next_functions], width)
         settled = [
             reducer.settle(zip(ctx.names, row, into, strict=True))
@@ -161,24 +176,28 @@ class _Sum(torch.autograd.Function):
         return (None, None, *(total if now is None else now for now, total in pairs))
 
 
-def _summed(axis: Axis, rows: list[list[Tensor | None]]) -> list[list[Tensor | None]]:
+def _summed(axis: Axis, rows: Sequence[Sequence[Tensor | None]]) -> list[list[Tensor | None]]:
     """Sum the columns of ``rows`` over the axis: one flat tensor and one collective per dtype."""
     # Simulated ranks may differ in what they got; a rank without a contribution adds zeros.
-    like: dict[int, Tensor] = {}
-    for row in rows:
-        like.update({index: grad for index, grad in enumerate(row) if grad is not None})
-    groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
-    for index in sorted(like):
-        groups.setdefault((like[index].dtype, like[index].device), []).append(index)
+    groups: dict[tuple[torch.dtype, torch.device], dict[int, Tensor]] = {}
+    for index in range(len(rows[0])):
+        for row in rows:
+            if (grad := row[index]) is not None:
+                groups.setdefault((grad.dtype, grad.device), {})[index] = grad
+                break
     sums: list[list[Tensor | None]] = [[None] * len(row) for row in rows]
-    for members in groups.values():
-        flats = [torch.cat([_flat(row[index], like[index]) for index in members]) for row in rows]
-        for flat, into in zip(joint_exchange(axis, ALL_REDUCE, NONE, flats), sums, strict=True):
-            pieces = flat.split([like[index].numel() for index in members])
-            for index, piece in zip(members, pieces, strict=True):
-                into[index] = piece.view(like[index].shape)
+    follows = torch.is_grad_enabled()
+    for like in groups.values():
+        flats = [torch.cat([_flat(row[index], grad) for index, grad in like.items()]) for row in rows]
+        summing = joint_exchange(axis, ALL_REDUCE, NONE, flats) if follows else axis.move(ALL_REDUCE, flats, own=True)
+        sizes = [grad.numel() for grad in like.values()]
+        for total, into in zip(summing, sums, strict=True):
+            for (index, grad), piece in zip(like.items(), total.split(sizes), strict=True):
+                into[index] = piece if grad.ndim == 1 else piece.view(grad.shape)
     return sums
 
 
 def _flat(grad: Tensor | None, like: Tensor) -> Tensor:
-    return (torch.zeros_like(like) if grad is None else grad).reshape(-1)
+    if grad is None:
+        return torch.zeros_like(like).view(-1)
+    return grad if grad.ndim == 1 else grad.reshape(-1)

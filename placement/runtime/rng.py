@@ -24,8 +24,11 @@ from placement.runtime._torch import eager, in_backward
 from placement.runtime.cuts import places
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from placement.runtime.axis import Axis
     from placement.runtime.cuts import Cut
+    from placement.runtime.lengths import Lengths
 
 Site = int | str
 Cuts = tuple[tuple["Axis", "Cut"], ...]
@@ -45,10 +48,11 @@ class Random:
         self._entered: list[_Entry | None] = []
         # What each call drew -> its step: how a call that is itself recomputed knows which one it is.
         self._drawn: dict[int, int] = {}
+        self._lengths: dict[int, Lengths] = {}  # by the call's key, from the first call on that has some
 
     @eager
-    def begin(self, *, training: bool) -> None:
-        """A call of the program begins."""
+    def begin(self, *, training: bool, lengths: Lengths | None = None) -> None:
+        """A call of the program begins; ``lengths`` are those that are others inside than the caller's."""
         if not training:
             self._entered.append(None)
             return
@@ -61,6 +65,10 @@ class Random:
             self._drawn[drawn] = self._latest
             if len(self._drawn) > _REMEMBERED:
                 del self._drawn[next(iter(self._drawn))]
+        if lengths or self._lengths:
+            self._lengths[self._own_key()] = lengths or {}
+            if len(self._lengths) > _REMEMBERED:
+                del self._lengths[next(iter(self._lengths))]
         self._entered.append(_ambient.enter(self._own_key()))
 
     @eager
@@ -73,9 +81,19 @@ class Random:
     @eager
     def key(self, path: str, site: Site) -> int:
         """64 bits for the op ``site`` of the module ``path`` in the running call; see ``place``."""
+        return _hashed(f"{self._call_key()}/{place(path, site)}")
+
+    @eager
+    def spare(self, dims: Mapping[int, str]) -> dict[int, int]:
+        """Of the named dims of a value, how much longer they are in the running call than its caller has them."""
+        lengths = self._lengths.get(self._call_key(), {}) if self._lengths else {}
+        pairs = ((dim, lengths[name]) for dim, name in dims.items() if name in lengths)
+        return {dim: inside - given for dim, (given, inside) in pairs}
+
+    def _call_key(self) -> int:
         ambient = torch.initial_seed()
         recomputed = in_backward() and ambient >> _MARK_SHIFT == _MARK
-        return _hashed(f"{ambient if recomputed else self._own_key()}/{place(path, site)}")
+        return ambient if recomputed else self._own_key()
 
     def _own_key(self) -> int:
         return _MARK << _MARK_SHIFT | _hashed(f"{self.seed}/{self._latest}") & (1 << _MARK_SHIFT) - 1
@@ -112,10 +130,11 @@ def _states(program: Any) -> list[Random]:
 
 
 @eager
-def dropped(x: Tensor, p: float, key: int, cuts: Cuts = ()) -> Tensor:
+def dropped(x: Tensor, p: float, key: int, cuts: Cuts = (), spare: Mapping[int, int] | None = None) -> Tensor:
     """``x`` with elements zeroed with probability ``p`` and the others divided by 1 - p.
 
     ``key`` names the mask of the whole value, of which ``x`` is the block that ``cuts`` leave, outermost first.
+    ``spare``: by dim, how many elements at its end the whole value of one device does not have.
     """
     if not 0 <= p <= 1:
         raise ValueError(f"a probability is between 0 and 1, not {p}")
@@ -123,16 +142,16 @@ def dropped(x: Tensor, p: float, key: int, cuts: Cuts = ()) -> Tensor:
         return x
     if p == 1:
         return x * 0
-    return (x * (1 / (1 - p))).masked_fill(drop_mask(x, p, key, cuts), 0)
+    return (x * (1 / (1 - p))).masked_fill(drop_mask(x, p, key, cuts, spare), 0)
 
 
-def drop_mask(like: Tensor, p: float, key: int, cuts: Cuts = ()) -> Tensor:
+def drop_mask(like: Tensor, p: float, key: int, cuts: Cuts = (), spare: Mapping[int, int] | None = None) -> Tensor:
     """Which elements ``dropped`` zeroes, for 0 <= p < 1."""
-    return _bits(_indices(like, cuts), key) < int(p * 2**63)
+    return _bits(_indices(like, cuts, spare or {}), key) < int(p * 2**63)
 
 
-def _indices(like: Tensor, cuts: Cuts) -> Tensor:
-    """The place of each element of ``like`` in the whole value, counted in row-major order."""
+def _indices(like: Tensor, cuts: Cuts, spare: Mapping[int, int]) -> Tensor:
+    """The place of each element of ``like`` in the whole value, counted in row-major order; of spare ones any."""
     index = torch.zeros((), dtype=torch.int64, device=like.device)
     for dim, size in enumerate(like.shape):
         along = torch.arange(size, device=like.device)
@@ -144,7 +163,7 @@ def _indices(like: Tensor, cuts: Cuts) -> Tensor:
                 part = size // cut.outer
                 along = along + (along // max(part, 1) * (axis.size - 1) + axis.rank) * part
                 size *= axis.size
-        index = index.unsqueeze(-1) * size + along
+        index = index.unsqueeze(-1) * (size - spare.get(dim, 0)) + along
     return index
 
 

@@ -101,14 +101,25 @@ class SimulatedAxis(Axis):
             )
         return world.meet(self, what, payload, action)
 
-    def _transport(self, step: Step, sent: list[Tensor]) -> list[Tensor]:
+    def _transport(
+        self,
+        step: Step,
+        sent: Sequence[Tensor],
+        *,
+        own: bool,  # noqa: ARG002
+        later: bool,  # noqa: ARG002
+    ) -> tuple[Sequence[Tensor], None]:
+        return self._moved(step, sent), None
+
+    def _moved(self, step: Step, sent: Sequence[Tensor]) -> list[Tensor]:
         if step.kind == "all_reduce":
-            total = _sum(sent) if step.op == "sum" else torch.stack(sent).amax(0)
+            total = _sum(sent) if step.op == "sum" else torch.stack(list(sent)).amax(0)
             return [total.clone() for _ in sent]
         if step.kind == "all_gather":
-            return [torch.stack(sent) for _ in sent]
+            return [torch.cat(list(sent)) for _ in sent]
         if step.kind == "reduce_scatter":
-            return [_sum([x[rank] for x in sent]) for rank in self.held]
+            parts = [x.chunk(self.size) for x in sent]
+            return [_sum([of[rank] for of in parts]) for rank in self.held]
         return [torch.stack([x[rank] for x in sent]) for rank in self.held]
 
 

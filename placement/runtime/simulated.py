@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from placement.runtime._torch import eager
 from placement.runtime.cuts import Cut, block, joined
+from placement.runtime.lengths import spare
 from placement.runtime.outputs import mapped
 from placement.runtime.program import Program, clone
 from placement.runtime.simulate import each
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
 
     from placement.runtime.axis import Axis
+    from placement.runtime.lengths import Lengths
     from placement.runtime.simulate import SimulatedMesh
     from placement.runtime.slices import Sliced
 
@@ -53,7 +55,7 @@ class Simulated(nn.Module):
         for program in programs:
             program.refuse_meta()
         arguments = guard.arguments(args, kwargs)
-        guard.check(arguments, local=False)
+        lengths = guard.check(arguments, local=False)
         parts: dict[str, list[Tensor]] = {}
         mapped(lambda name, x: parts.update({name: self._cut(x[0], guard.layout(name))}), [arguments])
 
@@ -64,15 +66,17 @@ class Simulated(nn.Module):
             return program(*bound.args, **bound.kwargs)
 
         results = each([partial(call, rank, program) for rank, program in enumerate(programs)])
-        result = mapped(self._returned, results)
+        result = mapped(partial(self._returned, lengths), results)
         return result if self.restore is None else self.restore(result)
 
-    def _returned(self, name: str, xs: list[Tensor]) -> Tensor:
+    def _returned(self, lengths: Lengths, name: str, xs: list[Tensor]) -> Tensor:
         """The global output of this name, without what its dims are padded with."""
         program = self.programs[0]
         whole = self._join(xs, program.layout(program.outputs.get(name)))
         for dim, size in program.lengths.get(name, {}).items():
             whole = whole.narrow(dim, 0, size)
+        for dim, more in spare(name, program.uneven, lengths).items():
+            whole = whole.narrow(dim, 0, whole.shape[dim] - more)
         return whole
 
     def _cut(self, x: Tensor, layout: tuple[tuple[Axis, Cut], ...]) -> list[Tensor]:

@@ -44,6 +44,11 @@ def record() -> Generator[list[Event]]:
         del _logs[next(i for i, other in enumerate(_logs) if other is log)]
 
 
+def watched() -> bool:
+    """Whether a log is open."""
+    return bool(_logs)
+
+
 def note(kind: str, axis: str, size: int) -> None:
     """Add one collective of ``size`` bytes to the open logs."""
     if _logs:

@@ -39,7 +39,8 @@ class Alike:
     def of(self, node: Node) -> int:
         """Equal for ops that do the same on values of the same sizes."""
         if node not in self._nodes:
-            values = tuple([(self.shape(v), v.dtype, v.requires_grad) for v in (*node.operands, *node.results)])
+            taken = (*node.operands, *node.results)
+            values = tuple([(self.shape(v), v.dtype, v.requires_grad, taken.index(v)) for v in taken])
             given = substitute(
                 (node.args, tuple(node.kwargs.items())), lambda leaf: "" if isinstance(leaf, Value) else leaf
             )

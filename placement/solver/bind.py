@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 
 import sympy
@@ -57,7 +57,10 @@ class Pin:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bound:
-    """What the spec says of this graph on a mesh. contexts: what each axis may cut."""
+    """What the spec says of this graph on a mesh.
+
+    contexts: what each axis may cut. lowerings: by ``setting = value``, the modules that are emitted so.
+    """
 
     graph: Graph
     dims: Dims
@@ -69,11 +72,16 @@ class Bound:
     outputs: Mapping[Output, Pin | None]  # None: whatever costs least
     notes: tuple[Diagnostic, ...] = ()
     limit: LimitLine | None = None
+    lowerings: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     @property
     def hints(self) -> Mapping[sympy.Symbol, int]:
         """The size of each symbol in the example."""
         return self.contexts[0].hints
+
+    def lowered(self, setting: str) -> frozenset[str]:
+        """The modules for which a line sets ``gathered = kept`` or the like."""
+        return self.lowerings.get(setting, frozenset())
 
     def joints(self, kinds: Sequence[Sequence[Type]]) -> Iterator[Joint]:
         """The types of a value that has one of these on each axis."""
@@ -148,6 +156,7 @@ def bind(
         outputs=binder.outputs(),
         notes=(*spec.notes, *binder.notes),
         limit=spec.limits[0] if spec.limits else None,
+        lowerings=_lowerings(graph, spec),
     )
     longer = binder.uneven.padded(graph, dims, mesh, spec)
     if longer is not None:
@@ -155,6 +164,15 @@ def bind(
         return dataclasses.replace(made, notes=(*binder.uneven.notes, *made.notes))
     found.raise_if_any(spec.sources)
     return bound
+
+
+def _lowerings(graph: Graph, spec: Spec) -> dict[str, frozenset[str]]:
+    found: dict[str, frozenset[str]] = {}
+    for line in spec.lowers:
+        matched = frozenset(path for path in graph.modules if line.pattern.matches(path))
+        for setting in line.settings:
+            found[str(setting)] = found.get(str(setting), frozenset()) | matched
+    return found
 
 
 def _dynamic(graph: Graph, spec: Spec, hints: Mapping[sympy.Symbol, int], axis: str) -> frozenset[sympy.Symbol]:

@@ -24,7 +24,8 @@ from placement.solver.capacity import fitted
 from placement.solver.causes import Causes
 from placement.solver.eliminate import Undecided, solve
 from placement.solver.faults import impossible, returned_otherwise
-from placement.solver.forms import matching, renamed
+from placement.solver.forms import AsOwn, matching, renamed
+from placement.solver.layers import with_layers
 from placement.solver.plan import Hook, Plan, Step, Version
 from placement.solver.pricing import Cost, NetForm, Options, Prices, Ways
 from placement.solver.problem import COMPONENTS, Net, Problem, Solution, Variable
@@ -40,12 +41,15 @@ class _Variable:
     name: str
     owner: Node | Output | Value
     chooses: Node | Value
-    offered: tuple[tuple[Strategy, ...], ...] | tuple[tuple[Type, ...], ...]
+    offered: tuple[Sequence[Strategy], ...] | tuple[tuple[Type, ...], ...]
     options: Options
 
     def types(self, place: int) -> list[list[Type]]:
         """By axis and option, the types of the operand or result at ``place``, or of the value."""
-        return [[_at(one, place) for one in options] for options in self.offered]
+        return [
+            options.types(place) if isinstance(options, AsOwn) else [_at(one, place) for one in options]
+            for options in self.offered
+        ]
 
     def joint(self, place: int, option: int) -> Joint:
         """The type that an option gives there."""
@@ -241,7 +245,7 @@ class Builder:
     def _options(
         self,
         node: Node,
-        offered: tuple[tuple[Strategy, ...], ...],
+        offered: tuple[Sequence[Strategy], ...],
         allowed: tuple[tuple[int, ...] | None, ...] | None,
         form: int,
     ) -> Options:
@@ -297,24 +301,30 @@ class Builder:
     def form(self, spec: _NetSpec) -> NetForm:
         """The net of a value, as all values alike have it."""
         value = spec.value
+        chosen = self.chosen
         key = (
             self.most_types,
-            self.forms.of_value(value),
-            self.uses.restriction(value),
+            self._structure(spec),
             self.prices.likeness_of(value),
-            self._part(value, spec.source, spec.place),
-            *[self._part(value, variable, place) for variable, _, _, place in spec.consumers],
-            _repeated([spec.source, *[variable for variable, *_ in spec.consumers]]),
+            chosen[spec.source].options.form,
+            *[chosen[variable].options.form for variable, *_ in spec.consumers],
         )
         found = self.prices.nets.get(key)
         if found is None:
             found = self.prices.nets[key] = self._formed(spec)
         return found
 
-    def _part(self, value: Value, variable: int, place: int) -> object:
-        """One end of a net: what the variable may choose, and how it sees the value's factors."""
-        one = self.chosen[variable]
-        return one.options.form, place, self.forms.seen(one.chooses, value)
+    def _structure(self, spec: _NetSpec) -> int:
+        """Equal for nets of values alike whose ends see the value's factors alike; one spec's builders share it."""
+        value, known = spec.value, self.uses.structures
+        found = known.get((value, spec.stage))
+        if found is None:
+            ends = [(spec.source, spec.place), *[(variable, place) for variable, _, _, place in spec.consumers]]
+            seen = tuple([(place, self.forms.seen(self.chosen[one].chooses, value)) for one, place in ends])
+            repeated = _repeated([one for one, _ in ends])
+            key = self.forms.of_value(value), self.uses.restriction(value), seen, repeated
+            found = known[value, spec.stage] = self.forms.intern(key)
+        return found
 
     def _formed(self, spec: _NetSpec) -> NetForm:
         produced, wanted = self.ends(spec)
@@ -329,7 +339,9 @@ class Builder:
         if len(asked) > _MOST_BITS:
             raise Undecided(text)
         try:
-            unions = union_masks(Counter(ask_set(masks) for masks in asked_masks(consumers).values()), _MOST_SETS)
+            unions = union_masks(
+                Counter(ask_set(masks.tolist()) for masks in asked_masks(consumers).values()), _MOST_SETS
+            )
         except TooManyMasks as error:
             raise Undecided(text) from error
         parts = min(sum(1 << mask.bit_count() for mask in unions), 1 << len(asked))
@@ -398,6 +410,7 @@ class Builder:
             steps += self._steps(spec, choice)
         order = {value: index for index, value in enumerate(self.bound.graph.values())}
         steps.sort(key=lambda s: (order[s.value], s.source.stage, s.target.stage))
+        steps = with_layers(steps, uses, self.bound.graph, self.bound.lowered("gathered = kept"))
         causes = Causes(self.bound)
         steps = [causes.explain(step) for step in steps]
         compute = sum(map(sum, work.values()))
@@ -446,10 +459,14 @@ class Builder:
         return form, form.ways.least.tree(form.made[form.produced[choice[spec.source]]], asked)
 
     def _hooks(self, steps: Sequence[Step], causes: Causes) -> Iterator[Hook]:
+        of_value: dict[Value, list[Step]] = {}
+        for step in steps:
+            of_value.setdefault(step.value, []).append(step)
         for parameter in self.bound.graph.parameters:
-            found = {s.axes: s for s in steps if s.value is parameter.value and s.sums_gradient}
+            own = of_value.get(parameter.value, [])
+            found = {step.axes: step for step in own if step.sums_gradient}
             for axes, step in found.items():
-                yield Hook(parameter, step.axis, axes, step.nbytes, causes.of_parameter(parameter.value, steps))
+                yield Hook(parameter, step.axis, axes, step.nbytes, causes.of_parameter(parameter.value, own))
 
     def _steps(self, spec: _NetSpec, choice: Sequence[int]) -> list[Step]:
         """The conversions of a value, with who takes what they make."""

@@ -184,20 +184,28 @@ class Charges(Prices):
     def __init__(self, alone: Bound, axis: int, reference: Reference) -> None:
         super().__init__(alone, reference.prices.forms)
         self.axis, self.reference = axis, reference
+        self._ways_of: dict[int, tuple[list[str], list[int]]] = {}
 
     def states(self, value: Value) -> int:  # noqa: D102
         del value
         return 0  # bounds are of time
 
     def likeness_of_op(self, node: Node) -> object:  # noqa: D102
-        offered = self.reference.options(node, self.axis)
-        ways = {part.implementation for part in offered}
-        like = {one.like for part in offered for one in part.collectives if one.like is not None}
+        ways, like = self._inside(node)
         return (
             id(self.reference.work[node]),
-            tuple(self.reference.parts(node.operands[place], (self.axis,)) for place in sorted(like)),
-            tuple(self._shared(node, way) for way in sorted(ways)) if len(ways) > 1 else (),
+            tuple([self.reference.parts(node.operands[place], (self.axis,)) for place in like]),
+            tuple([self._shared(node, way) for way in ways]),
         )
+
+    def _inside(self, node: Node) -> tuple[list[str], list[int]]:
+        """The implementations of an op, if there are several, and the operands that collectives inside are like."""
+        offered, form = self.reference.uses.offered(node, self.axis)
+        if form not in self._ways_of:
+            ways = {part.implementation for part in offered}
+            like = {one.like for part in offered for one in part.collectives if one.like is not None}
+            self._ways_of[form] = sorted(ways) if len(ways) > 1 else [], sorted(like)
+        return self._ways_of[form]
 
     def likeness_of(self, value: Value) -> object:  # noqa: D102
         reference = self.reference

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 from placement.graph.ir import Node, Value
 from placement.graph.segments import Factor, Factors, flattened
@@ -38,8 +38,8 @@ class Forms:
         self._flat: dict[Value, tuple[Factor, ...]] = {}
         self._values: dict[Value, int] = {}
         self._nodes: dict[Node, int] = {}
-        self._offered: dict[tuple[Node, Context], tuple[tuple[Strategy, ...], int]] = {}
-        self._first: dict[object, Node] = {}
+        self.known: dict[Context, dict[Node, Offered]] = {}  # what ops may choose from on an axis, see `uses`
+        self._first: dict[object, tuple[Node, Offered]] = {}
         self._bytes: dict[Value, int] = {}
 
     def nbytes(self, value: Value) -> int:
@@ -83,63 +83,86 @@ class Forms:
         """Equal for values of equal sizes in equal factors."""
         if value not in self._values:
             dims = self.bound.dims.of(value)
-            key = (self.nbytes(value), value.requires_grad, self._sizes(value), tuple(map(_nesting, dims)))
+            sizes = tuple([self.alike.size(factor.size) for factor in self.numbers(value)])
+            key = (self.nbytes(value), value.requires_grad, sizes, tuple([_nesting(factors) for factors in dims]))
             self._values[value] = self.intern(key)
         return self._values[value]
 
     def of_node(self, node: Node) -> int:
         """Equal for ops that do the same, whose factors meet alike, and that keep the same for the backward."""
         if node not in self._nodes:
-            values = (*node.operands, *node.results)
-            met = tuple((self.seen(node, v), tuple(map(_nesting, self.bound.dims.of(v)))) for v in values)
-            key = (self.alike.of(node), met, self._sizes(node), self.keeping.likeness(node))
+            met = tuple([(self.seen(node, v), self.of_value(v)) for v in (*node.operands, *node.results)])
+            key = self.alike.of(node), met, self.keeping.likeness(node)
             self._nodes[node] = self.intern(key)
         return self._nodes[node]
 
     def offered(
         self, node: Node, context: Context, asked: Callable[[], object], make: Callable[[], tuple[Strategy, ...]]
-    ) -> tuple[tuple[Strategy, ...], int]:
-        """What ``make`` gives, once, and its form: equal for ops of one form with the same strategies.
+    ) -> Offered:
+        """What ``make`` gives, and its form: equal for ops of one form with the same strategies.
 
         Of ops of one form for which ``asked`` is equal the first is made, and the others are as that one.
         """
-        key = node, context
-        if key not in self._offered:
-            sizes = tuple([(factor.size, factor.piece) for factor in self.numbers(node)])
-            first = self._first.setdefault((self.of_node(node), context, sizes, asked()), node)
-            if first is node:
-                found = make()
-                form = tuple(
-                    [(*self.kinds(node, (*s.operands, *s.results)), s.implementation, s.collectives) for s in found]
-                )
-                self._offered[key] = found, self.intern(form)
-            else:
-                known, number = self._offered[first, context]
-                self._offered[key] = self._as_own(known, first, node), number
-        return self._offered[key]
+        sizes = tuple([(factor.size, factor.piece) for factor in self.numbers(node)])
+        key = self.of_node(node), context, sizes, asked()
+        if key not in self._first:
+            made = make()
+            form = tuple(
+                [(*self.kinds(node, (*s.operands, *s.results)), s.implementation, s.collectives) for s in made]
+            )
+            self._first[key] = node, (made, self.intern(form))
+            return self._first[key][1]
+        first, (made, form) = self._first[key]
+        return AsOwn(made, tuple(self.numbers(first)), tuple(self.numbers(node))), form
 
-    def _as_own(self, offered: tuple[Strategy, ...], first: Node, node: Node) -> tuple[Strategy, ...]:
-        """The strategies of the first op of a form with the factors of another."""
-        names = matching(tuple(self.numbers(first)), tuple(self.numbers(node)))
-        types: dict[Type, Type] = {}
 
-        def own(kinds: tuple[Type, ...]) -> tuple[Type, ...]:
-            for kind in kinds:
-                if kind not in types:
-                    types[kind] = renamed(kind, names)
-            return tuple([types[kind] for kind in kinds])
+class AsOwn(Sequence[Strategy]):
+    """The strategies of the first op of a form with the factors of another: named when somebody looks."""
 
-        return tuple(
-            [Strategy(own(s.operands), own(s.results), s.implementation, s.collectives, s.code) for s in offered]
-        )
+    __slots__ = ("_form", "_made", "_own", "_strategies", "_types")
 
-    def _sizes(self, owner: Node | Value) -> tuple[int, ...]:
-        return tuple([self.alike.size(factor.size) for factor in self.numbers(owner)])
+    def __init__(self, strategies: Sequence[Strategy], form: Sequence[Factor], own: Sequence[Factor]) -> None:
+        self._strategies, self._form, self._own = strategies, form, own
+        self._made: dict[int, Strategy] = {}
+        self._types: dict[Type, Type] = {}
+
+    def __len__(self) -> int:
+        return len(self._strategies)
+
+    @overload
+    def __getitem__(self, index: int) -> Strategy: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Strategy]: ...
+    def __getitem__(self, index: int | slice) -> Strategy | Sequence[Strategy]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        if index not in self._made:
+            s = self._strategies[index]
+            own = self._named(s.operands), self._named(s.results)
+            self._made[index] = Strategy(*own, s.implementation, s.collectives, s.code)
+        return self._made[index]
+
+    def types(self, place: int) -> list[Type]:
+        """The type of the operand or result at ``place`` in each strategy."""
+        count = len(self._strategies[0].operands) if self._strategies else 0
+        found = [s.operands[place] if place < count else s.results[place - count] for s in self._strategies]
+        return list(self._named(found))
+
+    def _named(self, kinds: Sequence[Type]) -> tuple[Type, ...]:
+        missing = [kind for kind in kinds if kind not in self._types]
+        if missing:
+            names = matching(self._form, self._own)
+            self._types.update((kind, renamed(kind, names)) for kind in missing)
+        return tuple([self._types[kind] for kind in kinds])
+
+
+Offered = tuple[Sequence[Strategy], int]
+"""Strategies, and their form: equal where they are equal in the numbers of their ops' factors."""
 
 
 def _nesting(factors: Factors) -> object:
     """How the factors of a dim lie: their number, and of sums what is in each segment."""
-    inside = tuple((i, *map(_nesting, f.segments)) for i, f in enumerate(factors) if f.segments)
+    inside = tuple([(i, *map(_nesting, f.segments)) for i, f in enumerate(factors) if f.segments])
     return (len(factors), inside) if inside else len(factors)
 
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
-from placement.graph.ir import Node
+from placement.graph.ir import Node, Value
 from placement.rules import lookup
-from placement.rules.saved import kept
 from placement.rules.strategies import JointStrategy
 from placement.solver.alike import Alike
 from placement.solver.bind import Bound
-from placement.solver.storages import OneDevice, Use, thin_views
+from placement.solver.fusion import repeats
+from placement.solver.layers import thin, weights_of
+from placement.solver.storages import OneDevice, Thin, Use
 from placement.types import I, Joint, R
 
 _Form = object  # what tells the storages of one value apart: cut over which factors, partial, or whole
@@ -33,7 +35,8 @@ class _Charge:
     """What an op pays for one storage: its bytes where it is whole, and the operand or result that says how it lies.
 
     places: positions among the operands and then the results; of several types each is paid. paid: whether this op
-    pays at all; of a storage that several keep the first one does.
+    pays at all; of a storage that several keep the first one does. thin: whether blocks do where it is replicated,
+    since it may be gathered again.
     """
 
     storage: int
@@ -41,13 +44,14 @@ class _Charge:
     places: tuple[int, ...]
     use: Use
     paid: bool
+    thin: bool = False
 
 
 class Keeping:
     """The bytes that every strategy of every op keeps.
 
     With ``least`` a sum is never more than what ``memory`` counts, whatever the plan; else it may be where a plan cuts
-    what no line of the spec cuts.
+    what no line of the spec cuts, and where it gathers the input of linear layers.
     """
 
     def __init__(self, bound: Bound, *, least: bool = False) -> None:
@@ -56,7 +60,11 @@ class Keeping:
         pins = (*bound.inputs.values(), *bound.parameters.values(), *bound.values.values())
         cut: Any = None if least else frozenset(kind.over for pin in pins for kind in pin.types if kind.over)
         self.alike = Alike(bound)
-        self.one = OneDevice(bound, thin_views(bound, cut, self.alike), self.alike)
+        self._weights = weights_of(bound.graph) if least else frozenset[Value]()
+        self._repeats = repeats(bound.graph) if least else {}
+        self._kept = bound.lowered("gathered = kept")
+        axes = [Thin(bound, index, cut, self.alike) for index, axis in enumerate(bound.mesh.axes) if axis.n > 1]
+        self.one = OneDevice(bound, self.alike, axes)
         self._charges: dict[tuple[Node, str], tuple[_Charge, ...]] = {}
         uses = {(node, ""): found for node, found in self.one.uses.items()}
         uses |= {(node, name): self._otherwise(node, name) for node in bound.graph.nodes for name in _others(node)}
@@ -71,16 +79,18 @@ class Keeping:
         """What another implementation of the op keeps, by the storages of one device."""
         layouts = self.one.layouts
         operands, results = [layouts[v] for v in node.operands], [layouts[v] for v in node.results]
-        found = (self.one.use(node, one, operands, results) for one in kept(node, implementation))
-        return tuple(use for uses in found for use in uses)
+        return tuple(self.one.used(node, implementation, operands, results))
 
     def _charged(self, node: Node, uses: tuple[Use, ...]) -> Iterator[_Charge]:
         values = (*node.operands, *node.results)
+        blocks = thin(node, self._weights, self._kept)
         for use in uses:
             if use.storage in self.one.heap.exempt:
                 continue
             places = tuple(place for place, value in enumerate(values) if value is use.kept.value)
-            yield _Charge(use.storage, use.nbytes, places, use, self._payers[use.storage] is node)
+            again = blocks and places == (0,)
+            nbytes = use.nbytes // self._repeats.get(use.kept.value, 1)
+            yield _Charge(use.storage, nbytes, places, use, self._payers[use.storage] is node, again)
 
     def likeness(self, node: Node) -> object:
         """Equal for ops that keep as much where they are cut alike."""
@@ -91,6 +101,7 @@ class Keeping:
                 charge.nbytes,
                 charge.places,
                 charge.paid,
+                charge.thin,
                 charge.use.kept.dims,
                 name,
             )
@@ -114,8 +125,13 @@ class Keeping:
                 key = charge.storage, _form(kinds[place])
                 if key not in counted:
                     counted.add(key)
-                    total += charge.nbytes // self.mesh.parts(kinds[place])
+                    total += charge.nbytes // self._blocks(charge, kinds[place])
         return total
+
+    def _blocks(self, charge: _Charge, joint: Joint) -> int:
+        """Into how many blocks the storage is cut."""
+        again = prod(axis.n for axis, kind in zip(self.mesh.axes, joint, strict=True) if charge.thin and kind == R)
+        return self.mesh.parts(joint) * again
 
     def _parts(self, use: Use, joint: Joint) -> int:
         """Into how many blocks a tensor of the op's own is cut where the value is cut."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from placement.graph.ir import Node, Value, numel
 from placement.rules import JointStrategy
 from placement.solver.bind import Bound
+from placement.solver.fusion import fused
 from placement.solver.plan import Plan, Step, Version
 from placement.solver.states import ADAM_STATES, chosen, states
 from placement.solver.storages import Layout, OneDevice, Saved, Walk, block_strides
@@ -52,10 +53,9 @@ class Memory:
 
 def memory(plan: Plan) -> Memory:
     """What ``plan`` holds, with sizes as they are priced."""
-    bound = plan.bound
-    one = OneDevice(bound)
+    one = OneDevice(plan.bound)
     whole = dict.fromkeys(plan.produced, one.whole)
-    return Memory(_usage(bound, plan.produced, saved(plan)), _usage(bound, whole, one.saved()))
+    return Memory(_usage(plan.bound, plan.produced, saved(plan)), _usage(plan.bound, whole, one.saved()))
 
 
 def pinned_states(bound: Bound) -> int:
@@ -73,21 +73,17 @@ def _usage(bound: Bound, kinds: Mapping[Value, Joint], kept_storages: tuple[Save
     return Usage(sum(sizes.values()), trained, ADAM_STATES * trained, kept_storages)
 
 
-def saved(plan: Plan, *, gathered_again: bool = False) -> tuple[Saved, ...]:
-    """What one rank keeps for the backward; of the ranks that differ, the one that keeps most.
-
-    ``gathered_again`` counts what ``gathered = again`` would leave: of what an all-gather made, the own block.
-    """
-    return _OneRank(plan, gathered_again=gathered_again).saved()
+def saved(plan: Plan) -> tuple[Saved, ...]:
+    """What one rank keeps for the backward; of the ranks that differ, the one that keeps most."""
+    return _OneRank(fused(plan)).saved()
 
 
 class _OneRank(Walk):
     """One rank of a plan: values at their types, and conversions in between."""
 
-    def __init__(self, plan: Plan, *, gathered_again: bool) -> None:
+    def __init__(self, plan: Plan) -> None:
         super().__init__(plan.bound)
         self.plan = plan
-        self.again = gathered_again
         self.instead: dict[int, int] = {}
         self.layouts: dict[Version, Layout] = {}
         self.steps: dict[Value, list[Step]] = {}
@@ -126,7 +122,7 @@ class _OneRank(Walk):
             if strides is not None:
                 return Layout(layout.storage, self.shape(step.value, kind), strides)
         made = self.fresh(step.value, kind)
-        if self.again and action is Action.ALL_GATHER:
+        if step.again:  # of what is gathered again the own block is kept
             self.instead[made.storage] = self._stands_for(layout.storage)
         if layout.storage in self.heap.exempt:
             self.heap.exempt.add(made.storage)

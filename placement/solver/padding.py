@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from placement.graph._torch import schema_name
 from placement.graph.factors import Dims, Factor, Factors
 from placement.graph.ir import Graph, Node, Output, Parameter, Value, substitute
 from placement.graph.segments import flattened
@@ -29,11 +28,6 @@ from placement.types import Shard
 if TYPE_CHECKING:
     from placement.lang.spec import Placed, Spec
     from placement.solver.mesh import Axis, Mesh
-
-_PLAIN = frozenset(
-    {"_to_copy", "add", "alias", "clone", "contiguous", "detach", "div", "mul", "neg", "sub", "tanh", "to"}
-)
-"""Ops whose result is finite where the operands are: what is padded may be anything that is a number."""
 
 
 class Uneven:
@@ -217,18 +211,20 @@ class _Padding:
         return len(self._places(first) or ()) == 1 and not any(map(self._carries, (*rest, *node.results)))
 
     def _passes(self, node: Node) -> bool:
-        """Whether the op does with a longer operand what it does with its own, and no more."""
+        """Whether the op does with a longer operand what it does with its own, and no more.
+
+        What is padded may be anything that is a number: a sum, a product, but no quotient by zeros.
+        """
         if not all(self._places(v) for v in node.results):
             return False
         if any(self._carries(v) and v not in self.wide for v in node.operands):
             return False
-        if schema_name(node.op)[1] == "div" and any(map(self._carries, node.operands[1:])):
-            return False  # by a padding of zeros
         found = lookup(node)
         signature = found.signature(node) if found else None
         if found is None or (isinstance(signature, Signature) and self._blocks(node, signature)):
             return False
-        return found.view or found.flops is not None or schema_name(node.op)[1] in _PLAIN
+        carrying = (index for index, v in enumerate(node.operands) if self._carries(v))
+        return found.view or found.flops is not None or all(map(found.keeps_finite, carrying))
 
     def _blocks(self, node: Node, signature: Signature) -> bool:
         """Whether the op needs one of the dims whole."""

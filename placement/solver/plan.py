@@ -29,8 +29,8 @@ class Step:
 
     axis: the name of ``axes``, of several ``dp_tp``. nbytes: of the value as the other axes leave it. consumers: the
     ops and outputs that use the target directly or by further steps. cause: ``file:line`` of the statements it follows
-    from. times: picoseconds forward and backward. again: how often a stored parameter is gathered once more in the
-    backward.
+    from. times: picoseconds forward and backward. again: how often what is gathered is gathered once more in the
+    backward. layers: linear layers, all that take the target, which run as one function with the conversion.
     """
 
     source: Version
@@ -43,6 +43,7 @@ class Step:
     cause: tuple[str, ...]
     times: tuple[int, int] = (0, 0)
     again: int = 0
+    layers: tuple[Node, ...] = ()
 
     @property
     def value(self) -> Value:
@@ -68,12 +69,16 @@ class Hook:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One collective of a step of training, wherever it comes from."""
+    """One collective of a step of training, wherever it comes from.
+
+    hidden: whether it is counted as taking no time, since it runs behind arithmetic that does not need it.
+    """
 
     axis: str
     phase: str
     action: Action
     nbytes: int
+    hidden: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,12 +117,12 @@ class Plan:
         found: list[Launch] = []
         hooked = {hook.parameter.value for hook in self.hooks}
         for step in self.steps:
-            actions = [("forward", step.conversion.forward), ("backward", step.conversion.backward)]
-            actions += [("backward", step.conversion.forward)] * step.again
-            for phase, action in actions:
+            actions = [("forward", step.conversion.forward, False), ("backward", step.conversion.backward, False)]
+            actions += [("backward", step.conversion.forward, bool(step.layers))] * step.again
+            for phase, action, hidden in actions:
                 hook = step.value in hooked and step.sums_gradient
                 if action.communicates and not hook and self.mesh.ranks(step.axes) > 1:
-                    found.append(Launch(step.axis, phase, action, step.nbytes))
+                    found.append(Launch(step.axis, phase, action, step.nbytes, hidden))
         inside = [
             one for node in self.graph.nodes for one in self.inside.get(node, ()) if self.mesh.ranks(one.axes) > 1
         ]

@@ -16,7 +16,7 @@ import numpy as np
 from placement.solver.limbs import INFINITE, Conflict, Ints, Limbs, Store, least
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -26,9 +26,10 @@ _PASSES = 12
 _CONTEXTS = 1 << 20  # numbers compared for one variable in one net; above, the net allows no dominance
 
 AskSet = tuple[int, ...]  # masks, ascending
-# Table key, rows and own masks of the source's choices, masks of the consumer's choices (None: it is the
-# source that is asked about), and how many other consumers have which set to ask for.
-_Question = tuple[int, tuple[int, ...], tuple[int, ...], AskSet | None, tuple[tuple[AskSet, int], ...]]
+Asks = tuple[tuple[int, ...], AskSet]
+"""The masks that a consumer's choices ask for, by choice and as a set."""
+_Question = tuple[int, tuple[int, ...] | None]
+"""The state of a net, and the masks of the consumer's choices; None where it is the source that is asked about."""
 
 
 class Columns(NamedTuple):
@@ -40,6 +41,15 @@ class Columns(NamedTuple):
     def at(self, rows: Ints, masks: Ints) -> Ints:
         """The costs at rows and masks that broadcast: [limbs, ...]."""
         return self.table[:, rows, masks if self.sets is None else np.searchsorted(self.sets, masks)]
+
+
+class _State(NamedTuple):
+    """All that a net is by now: table key, rows and own masks of the source's choices, what consumers ask for."""
+
+    table: int
+    rows: tuple[int, ...]
+    own: tuple[int, ...]
+    asks: tuple[tuple[AskSet, int], ...]
 
 
 class _Contrast(NamedTuple):
@@ -68,41 +78,59 @@ class Pruned:
     def __init__(self, problem: Problem, limbs: Limbs, store: Store, *, compare: bool = True) -> None:
         self.problem = problem
         self.store = store
-        self.asked = [asked_masks(net.consumers) for net in problem.nets]
+        # Nets of one form share their arrays, so most of what is known is found by which objects it is of.
+        self._bits: dict[tuple[int, ...], Ints] = {}
+        self.asked = [self._masks(net.consumers) for net in problem.nets]
         self.by_key: dict[int, Columns] = {}
         self.tables = self._keys(limbs)
         self.kept: list[Ints] = []
         self.costs: list[tuple[int, Ints]] = []  # key and table of the kept choices' own costs
         self.dropped: list[tuple[int, int, Instead]] = []
         self._merge(limbs)
-        self._near: list[list[int]] = [[] for _ in problem.variables]
-        self._sets: list[dict[int, AskSet]] = []
-        self._counts: list[Counter[AskSet]] = []
-        for n, (net, masks) in enumerate(zip(problem.nets, self.asked, strict=True)):
-            for v in dict.fromkeys((net.source, *masks)):
-                self._near[v].append(n)
-            sets = {v: ask_set(bits[self.kept[v]]) for v, bits in masks.items() if v != net.source}
-            self._sets.append(sets)
-            self._counts.append(Counter(sets.values()))
-        self._sources: dict[int, tuple[AskSet, AskSet, tuple[AskSet, AskSet]]] = {}
-        self._contrasts: dict[_Question, _Contrast | None] = {}
-        self._decided: dict[tuple[object, ...], tuple[Ints, tuple[tuple[int, Instead], ...]]] = {}
         if compare:
+            self._known_asks: dict[tuple[int, int], tuple[Ints, Asks]] = {}
+            self._near: list[list[int]] = [[] for _ in problem.variables]
+            self._asks: list[dict[int, Asks]] = []
+            for n, (net, masks) in enumerate(zip(problem.nets, self.asked, strict=True)):
+                for v in dict.fromkeys((net.source, *masks)):
+                    self._near[v].append(n)
+                self._asks.append({v: self._asking(bits, v) for v, bits in masks.items() if v != net.source})
+            self._states: list[int | None] = [None] * len(problem.nets)
+            self._numbers: dict[object, int] = {}
+            self._known_states: dict[_State, int] = {}
+            self._every_state: list[_State] = []
+            self._contrasts: dict[_Question, _Contrast | None] = {}
+            self._compared: dict[object, _Contrast | None] = {}
+            self._decided: dict[tuple[object, ...], tuple[Ints, tuple[tuple[int, Instead], ...]]] = {}
+            self._left: dict[tuple[int, int, int], tuple[Ints, Ints, tuple[int, Ints]]] = {}
             self._run()
+
+    def _masks(self, consumers: Sequence[tuple[int, Ints]]) -> dict[int, Ints]:
+        """``asked_masks``, equal ones as one array."""
+        masks: dict[int, Ints] = {}
+        for v, ids in consumers:
+            if (name := (id(ids),)) not in self._bits:
+                self._bits[name] = np.left_shift(1, ids)
+            bits = self._bits[name]
+            if v in masks:
+                name = id(masks[v]), id(bits)
+                bits = self._bits.setdefault(name, masks[v] | bits)
+            masks[v] = bits
+        return masks
 
     def _keys(self, limbs: Limbs) -> list[int]:
         """The key of each net's table; nets share tables by identity or by content."""
         seen: dict[tuple[int, bytes], int] = {}
-        packed: dict[int, tuple[int, Ints]] = {}
+        known: dict[tuple[int, int], int] = {}
         keys: list[int] = []
         for net in self.problem.nets:
-            if id(net.table) not in packed:
-                packed[id(net.table)] = self.store.key(limbs.pack(net.table))
-            content, table = packed[id(net.table)]
-            sets = net.sets
-            key = seen.setdefault((content, b"" if sets is None else sets.tobytes()), len(seen))
-            self.by_key.setdefault(key, Columns(table, sets))
-            keys.append(key)
+            name = id(net.table), id(net.sets)
+            if name not in known:
+                content, table = self.store.key(limbs.pack(net.table))
+                sets = net.sets
+                known[name] = key = seen.setdefault((content, b"" if sets is None else sets.tobytes()), len(seen))
+                self.by_key.setdefault(key, Columns(table, sets))
+            keys.append(known[name])
         return keys
 
     def _merge(self, limbs: Limbs) -> None:
@@ -112,9 +140,14 @@ class Pruned:
             seen[net.source].append(net.produced)
             for v, bits in masks.items():
                 seen[v].append(bits)
+        same: dict[tuple[int, ...], tuple[bytes, ...]] = {}
         done: dict[tuple[bytes, ...], tuple[Ints, tuple[int, Ints], list[tuple[int, Instead]]]] = {}
         for v, variable in enumerate(self.problem.variables):
-            name = tuple([part.tobytes() for part in (variable.costs, *seen[v])])
+            parts = (variable.costs, *seen[v])
+            ids = tuple([id(part) for part in parts])
+            if ids not in same:
+                same[ids] = tuple([part.tobytes() for part in parts])
+            name = same[ids]
             if name not in done:
                 packed = limbs.pack(variable.costs)
                 kept, gone = _distinct(packed, seen[v])
@@ -134,7 +167,7 @@ class Pruned:
                 if self._prune(v):
                     for n in self._near[v]:
                         changed.add(self.problem.nets[n].source)
-                        changed.update(self._sets[n])
+                        changed.update(self._asks[n])
             pending = sorted(v for v in changed if len(self.kept[v]) > 1)
             if not pending:
                 return
@@ -151,47 +184,67 @@ class Pruned:
             return False
         if not len(left):
             raise Conflict(v)
-        own = self.kept[v].tolist()
-        self.dropped += [(v, own[a], tuple((own[b], less) for b, less in instead)) for a, instead in gone]
-        self.kept[v] = self.kept[v][left]
-        self.costs[v] = self.store.key(np.ascontiguousarray(costs[:, left]))
+        kept = self.kept[v]
+        own = kept.tolist()
+        self.dropped += [(v, own[a], tuple([(own[b], less) for b, less in instead])) for a, instead in gone]
+        same = id(kept), key, id(left)
+        if same not in self._left:
+            self._left[same] = kept, kept[left], self.store.key(np.ascontiguousarray(costs[:, left]))
+        _, self.kept[v], self.costs[v] = self._left[same]
         for n in self._near[v]:
-            if v == self.problem.nets[n].source:
-                self._sources.pop(n, None)
-            else:
-                self._counts[n][self._sets[n][v]] -= 1
-                self._sets[n][v] = ask_set(self.asked[n][v][self.kept[v]])
-                self._counts[n][self._sets[n][v]] += 1
+            self._states[n] = None
+            if v in self._asks[n]:
+                self._asks[n][v] = self._asking(self.asked[n][v], v)
         return True
 
+    def _asking(self, bits: Ints, v: int) -> Asks:
+        """What the choices that are kept of a consumer ask for."""
+        kept = self.kept[v]
+        name = id(bits), id(kept)
+        if name not in self._known_asks:
+            found = tuple(bits[kept].tolist())
+            self._known_asks[name] = kept, (found, ask_set(found))
+        return self._known_asks[name][1]
+
     def _question(self, v: int, n: int) -> _Question:
-        """All that a contrast depends on: the table, the states of the others, what v's choices do."""
-        if n not in self._sources:
-            self._sources[n] = self._source(n)
-        rows, own, states = self._sources[n]
-        if v == self.problem.nets[n].source:
-            return (self.tables[n], rows, own, None, self._others(n, None))
-        bits = tuple(self.asked[n][v][self.kept[v]].tolist())
-        return (self.tables[n], *states, bits, self._others(n, self._sets[n][v]))
+        """All that a contrast depends on: the state of the net, and what v's choices do."""
+        state = self._states[n]
+        if state is None:
+            state = self._states[n] = self._state(n)
+        asks = self._asks[n].get(v)
+        return state, None if asks is None else asks[0]
 
-    def _source(self, n: int) -> tuple[AskSet, AskSet, tuple[AskSet, AskSet]]:
-        """Rows and own masks by the source's choices, and the distinct pairs of them."""
-        net, masks = self.problem.nets[n], self.asked[n]
-        kept = self.kept[net.source]
-        rows = net.produced[kept].tolist()
-        asked = masks[net.source][kept].tolist() if net.source in masks else [0] * len(rows)
-        own = [bits | net.always for bits in asked]
-        states = sorted(set(zip(rows, own, strict=True)))
-        return tuple(rows), tuple(own), (tuple(row for row, _ in states), tuple(mask for _, mask in states))
-
-    def _others(self, n: int, left: AskSet | None) -> tuple[tuple[AskSet, int], ...]:
-        """How many consumers have which set of masks to ask for, one consumer with the set ``left`` left out."""
-        items = sorted(self._counts[n].items())
-        return tuple([(asks, count - (asks == left)) for asks, count in items if count > (asks == left)])
+    def _state(self, n: int) -> int:
+        """A number for the state of a net, equal for equal states."""
+        net, masks, asks = self.problem.nets[n], self.asked[n], self._asks[n].values()
+        kept, own = self.kept[net.source], masks.get(net.source)
+        name = (self.tables[n], id(net.produced), id(kept), id(own), net.always, *[id(one) for one in asks])
+        if name not in self._numbers:
+            rows = tuple(net.produced[kept].tolist())
+            asked = [0] * len(rows) if own is None else own[kept].tolist()
+            counts = Counter(one for _, one in asks)
+            state = _State(
+                self.tables[n], rows, tuple(bits | net.always for bits in asked), tuple(sorted(counts.items()))
+            )
+            if state not in self._known_states:
+                self._known_states[state] = len(self._every_state)
+                self._every_state.append(state)
+            self._numbers[name] = self._known_states[state]
+        return self._numbers[name]
 
     def _contrast(self, question: _Question) -> _Contrast | None:
         if question not in self._contrasts:
-            self._contrasts[question] = _contrast(self.by_key[question[0]], *question[1:])
+            number, bits = question
+            table, rows, own, others = self._every_state[number]
+            if bits is not None:
+                asks = ask_set(bits)
+                others = tuple([(one, count - (one == asks)) for one, count in others if count > (one == asks)])
+                pairs = sorted(set(zip(rows, own, strict=True)))
+                rows, own = tuple([row for row, _ in pairs]), tuple([mask for _, mask in pairs])
+            alike = table, rows, own, bits, others
+            if alike not in self._compared:
+                self._compared[alike] = _contrast(self.by_key[table], rows, own, bits, others)
+            self._contrasts[question] = self._compared[alike]
         return self._contrasts[question]
 
     @staticmethod
@@ -231,9 +284,9 @@ def asked_masks(consumers: Sequence[tuple[int, Ints]]) -> dict[int, Ints]:
     return masks
 
 
-def ask_set(bits: Ints) -> AskSet:
+def ask_set(bits: Iterable[int]) -> AskSet:
     """The masks that a consumer's choices ask for."""
-    return tuple(sorted(set(bits.tolist())))
+    return tuple(sorted(set(bits)))
 
 
 def _distinct(packed: Ints, seen: list[Ints]) -> tuple[Ints, list[tuple[int, Instead]]]:
@@ -258,7 +311,7 @@ def _contrast(
     columns: Columns,
     rows: tuple[int, ...],
     own: tuple[int, ...],
-    bits: AskSet | None,
+    bits: tuple[int, ...] | None,
     others: tuple[tuple[AskSet, int], ...],
 ) -> _Contrast | None:
     """Compare the choices in every state of the net; None where that is too much."""

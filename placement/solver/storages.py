@@ -7,10 +7,10 @@ what is a view and what is a copy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,7 +22,7 @@ from placement.rules.core import arguments
 from placement.rules.saved import LAYOUTS, Kept, kept
 from placement.solver.alike import Alike
 from placement.solver.bind import Bound
-from placement.types import Joint, R, Type
+from placement.types import Joint, R
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,8 +39,7 @@ class Saved:
     own: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):
     """Where a tensor lies: its storage, and how it goes through it."""
 
     storage: int
@@ -57,12 +56,15 @@ class Use:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
+class Made(NamedTuple):
     """A result of an op: its strides, and the operand that it is a view of (-1: none)."""
 
     strides: tuple[int, ...]
     base: int
+
+
+Lie = tuple[tuple[int, ...], tuple[int, ...]]
+"""Shape and strides."""
 
 
 @dataclass(slots=True)
@@ -79,6 +81,54 @@ class _Heap:
         return len(self.nbytes) - 1
 
 
+class Laying:
+    """How ops lay out their results; those of alike ops on operands that lie alike are found once."""
+
+    def __init__(self, alike: Alike) -> None:
+        self.alike = alike
+        self._known: dict[object, tuple[Made, ...]] = {}
+
+    def made(self, node: Node, lying: Sequence[Lie], shapes: Sequence[tuple[int, ...]]) -> tuple[Made, ...]:
+        """How the results lie, of these shapes, where the operands lie so: as torch does it on tensors without data."""
+        key = self.alike.of(node), tuple(lying), tuple(shapes)
+        found = self._known.get(key)
+        if found is None:
+            name = schema_name(node.op)[1]
+            if name in LAYOUTS:
+                found = tuple(Made(_ordered(shape, LAYOUTS[name]), -1) for shape in shapes)
+            else:
+                found = _run(node, lying, *self._local_arguments(node, shapes), shapes)
+            self._known[key] = found
+        return found
+
+    def _local_arguments(self, node: Node, shapes: Sequence[tuple[int, ...]]) -> tuple[Any, dict[str, Any]]:
+        """The op's arguments with sizes as one rank has them; a placeholder stands for each operand."""
+
+        def local(leaf: Any) -> Any:
+            if isinstance(leaf, Value):
+                return _OPERAND
+            return leaf if isinstance(leaf, bool | float | str) or not _is_size(leaf) else self.alike.size(leaf)
+
+        args, kwargs = substitute(node.args, local), {k: substitute(v, local) for k, v in node.kwargs.items()}
+        rule = lookup(node)
+        named = {rule.shape: shapes[0], rule.piece: None, rule.pieces: None} if rule and shapes else {}
+        if rule and (rule.piece or rule.pieces):
+            dim = arguments(node)["dim"]
+            sizes = tuple(shape[dim] for shape in shapes)
+            named |= {rule.piece: sizes[0]}
+            if len(shapes) == len(node.outputs):
+                named |= {rule.pieces: sizes}
+        names = [name for name, _ in schema_arguments(node.op)]
+        for name, value in named.items():
+            if name is not None and value is not None and name in names:
+                position = names.index(name)
+                if position < len(args):
+                    args = (*args[:position], value, *args[position + 1 :])
+                elif name in kwargs:
+                    kwargs[name] = value
+        return args, kwargs
+
+
 class Walk:
     """Goes through a program in order; subclasses say in which types its values are."""
 
@@ -87,7 +137,8 @@ class Walk:
         self.alike = alike or Alike(bound)
         self.heap = _Heap()
         self.uses: dict[Node, tuple[Use, ...]] = {}
-        self._known: dict[object, tuple[Made, ...]] = {}
+        self.laying = Laying(self.alike)
+        self._kept: dict[object, tuple[Node, tuple[Kept, ...]]] = {}
 
     # -- what subclasses say --------------------------------------------------------------------
 
@@ -162,60 +213,35 @@ class Walk:
 
     def _lies(self, node: Node, operands: list[Layout], shapes: list[tuple[int, ...]]) -> tuple[Made, ...]:
         """How the results lie in memory."""
-        strategy, name = self._strategy(node), schema_name(node.op)[1]
+        strategy = self._strategy(node)
         if strategy is not None and strategy.code is not None:
             return tuple(Made(contiguous(shape), -1) for shape in shapes)
-        if name in LAYOUTS:
-            return tuple(Made(_ordered(shape, LAYOUTS[name]), -1) for shape in shapes)
-        return self._by_torch(node, operands, shapes)
-
-    def _by_torch(self, node: Node, operands: list[Layout], shapes: list[tuple[int, ...]]) -> tuple[Made, ...]:
-        """How torch lays the results out: the op itself on tensors without data."""
-        lying = tuple([(layout.shape, layout.strides) for layout in operands])
-        key = self.alike.of(node), lying, tuple(shapes)
-        if key not in self._known:
-            self._known[key] = _run(node, operands, *self._local_arguments(node, shapes), shapes)
-        return self._known[key]
-
-    def _local_arguments(self, node: Node, shapes: Sequence[tuple[int, ...]]) -> tuple[Any, dict[str, Any]]:
-        """The op's arguments with sizes as one rank has them; a placeholder stands for each operand."""
-
-        def local(leaf: Any) -> Any:
-            if isinstance(leaf, Value):
-                return _OPERAND
-            return leaf if isinstance(leaf, bool | float | str) or not _is_size(leaf) else self.alike.size(leaf)
-
-        args, kwargs = substitute(node.args, local), {k: substitute(v, local) for k, v in node.kwargs.items()}
-        rule = lookup(node)
-        named = {rule.shape: shapes[0], rule.piece: None, rule.pieces: None} if rule and shapes else {}
-        if rule and (rule.piece or rule.pieces):
-            dim = arguments(node)["dim"]
-            sizes = tuple(shape[dim] for shape in shapes)
-            named |= {rule.piece: sizes[0]}
-            if len(shapes) == len(node.outputs):
-                named |= {rule.pieces: sizes}
-        names = [name for name, _ in schema_arguments(node.op)]
-        for name, value in named.items():
-            if name is not None and value is not None and name in names:
-                position = names.index(name)
-                if position < len(args):
-                    args = (*args[:position], value, *args[position + 1 :])
-                elif name in kwargs:
-                    kwargs[name] = value
-        return args, kwargs
+        return self.laying.made(node, [layout[1:] for layout in operands], shapes)
 
     # -- what is kept ---------------------------------------------------------------------------
 
     def _uses(self, node: Node, operands: list[Layout], results: list[Layout]) -> Iterator[Use]:
         strategy = self._strategy(node)
-        for one in kept(node, strategy.implementation if strategy else ""):
-            yield from self.use(node, one, operands, results)
+        return self.used(node, strategy.implementation if strategy else "", operands, results)
 
-    def use(self, node: Node, one: Kept, operands: list[Layout], results: list[Layout]) -> Iterator[Use]:
+    def used(self, node: Node, implementation: str, operands: list[Layout], results: list[Layout]) -> Iterator[Use]:
+        """What an op keeps that is run so."""
+        key = self.alike.of(node), implementation
+        if key not in self._kept:
+            self._kept[key] = node, kept(node, implementation)
+        first, found = self._kept[key]
+        values = (*node.operands, *node.results)
+        alike = (*first.operands, *first.results)
+        for one in found:
+            value = values[alike.index(one.value)]
+            own = one if first is node else Kept(value, one.itemsize, one.dims, one.times, one.folded)
+            yield from self._use(node, own, operands, results)
+
+    def _use(self, node: Node, one: Kept, operands: list[Layout], results: list[Layout]) -> Iterator[Use]:
         """What keeping ``one`` keeps: for a value that is taken twice in two types, both."""
         places = [layout for v, layout in zip(node.operands, operands, strict=True) if v is one.value]
         places += [layout for v, layout in zip(node.results, results, strict=True) if v is one.value]
-        for layout in dict.fromkeys(places[:1] if one.itemsize else places):
+        for layout in places[:1] if one.itemsize else dict.fromkeys(places):
             if one.itemsize:
                 dims = range(len(layout.shape)) if one.dims is None else one.dims
                 yield Use(one, -1, prod(layout.shape[d] for d in dims) * one.itemsize * self.alike.size(one.times))
@@ -230,24 +256,31 @@ class Walk:
 class OneDevice(Walk):
     """The model as it is: every value whole, nothing converted.
 
-    ``views`` are results that are taken to be views of an operand, by its position, whatever torch says.
+    What is a view on a rank of one of the ``thin`` axes is taken to be one, whatever torch says.
     """
 
-    def __init__(self, bound: Bound, views: Mapping[Value, int] | None = None, alike: Alike | None = None) -> None:
+    def __init__(self, bound: Bound, alike: Alike | None = None, thin: Sequence[Thin] = ()) -> None:
         super().__init__(bound, alike)
         self.layouts: dict[Value, Layout] = {}
         self.whole = Joint([R] * len(bound.mesh.axes))
-        self.views = views or {}
+        self.thin = thin
         self.run()
+
+    def shape(self, value: Value, joint: Joint) -> tuple[int, ...]:  # noqa: ARG002, D102
+        return self.alike.shape(value)
+
+    def fresh(self, value: Value, kind: Joint) -> Layout:  # noqa: D102
+        for axis in self.thin:
+            axis.fresh(value)
+        return super().fresh(value, kind)
 
     def _lies(self, node: Node, operands: list[Layout], shapes: list[tuple[int, ...]]) -> tuple[Made, ...]:
         made = super()._lies(node, operands, shapes)
-        if not self.views:
-            return made
-        return tuple(
-            Made(one.strides, self.views[value]) if one.base < 0 and value in self.views else one
-            for value, one in zip(node.results, made, strict=True)
-        )
+        for axis in reversed(self.thin):
+            views = axis.made(node, self.laying)
+            pairs = zip(made, views, strict=True)
+            made = tuple([Made(one.strides, view.base) if one.base < 0 <= view.base else one for one, view in pairs])
+        return made
 
     def _taken(self, node: Node) -> list[Layout]:
         return [self.layouts[v] for v in node.operands]
@@ -262,40 +295,46 @@ class OneDevice(Walk):
         return self.whole
 
 
-class _Thin(OneDevice):
-    """Every value cut by one axis to blocks of one element, where some dim has as many parts as there are ranks."""
+class Thin:
+    """Every value cut by one axis to blocks of one element, where some dim has as many parts as there are ranks.
 
-    def __init__(self, bound: Bound, axis: int, allowed: frozenset[Factors] | None, alike: Alike | None) -> None:
-        self.found: dict[Value, int] = {}
-        self.allowed = allowed
-        self.axis, self.context = axis, bound.contexts[axis]
-        super().__init__(bound, alike=alike)
+    There results are views that on one device may be copies. ``allowed`` are the runs that may be cut, None for all.
+    """
 
-    def _kind(self, value: Value) -> Joint:
-        runs = (run for dim in self.context.dims.of(value) for run in self.context.runs(dim))
-        runs = (run for run in runs if self.allowed is None or run in self.allowed)
-        thin = (run for run in runs if prod(self.alike.size(f.size) for f in run) == self.context.n)
-        kinds: Iterator[Type | None] = (self.context.shard(value, run) for run in thin)
-        return self.whole.replaced((self.axis,), next((kind for kind in kinds if kind is not None), R))
+    def __init__(self, bound: Bound, axis: int, allowed: frozenset[Factors] | None, alike: Alike) -> None:
+        self.dims, self.context, self.allowed, self.alike = bound.dims, bound.contexts[axis], allowed, alike
+        self._lies: dict[Value, Lie] = {}
+        self._shapes: dict[object, tuple[int, ...]] = {}
 
-    def _lies(self, node: Node, operands: list[Layout], shapes: list[tuple[int, ...]]) -> tuple[Made, ...]:
-        made = super()._lies(node, operands, shapes)
-        self.found |= {value: one.base for value, one in zip(node.results, made, strict=True) if one.base >= 0}
+    def fresh(self, value: Value) -> None:
+        """Note a value that lies in row-major order."""
+        shape = self._shape(value)
+        self._lies[value] = shape, contiguous(shape)
+
+    def made(self, node: Node, laying: Laying) -> tuple[Made, ...]:
+        """How the results of an op lie."""
+        shapes = [self._shape(value) for value in node.results]
+        made = laying.made(node, [self._lies[value] for value in node.operands], shapes)
+        for value, shape, one in zip(node.results, shapes, made, strict=True):
+            self._lies[value] = shape, one.strides
         return made
 
-    def _uses(self, node: Node, operands: list[Layout], results: list[Layout]) -> Iterator[Use]:  # noqa: ARG002
-        return iter(())  # it is asked about views alone
+    def _shape(self, value: Value) -> tuple[int, ...]:
+        dims, whole = self.dims.of(value), self.alike.shape(value)
+        if (dims, whole) not in self._shapes:
+            self._shapes[dims, whole] = self._cut(value, whole)
+        return self._shapes[dims, whole]
 
-
-def thin_views(
-    bound: Bound, allowed: frozenset[Factors] | None = None, alike: Alike | None = None
-) -> Mapping[Value, int]:
-    """Results that are views on a rank that has one part of a dim, though on one device they may be copies.
-
-    ``allowed`` are the runs that may be cut, None for all. Gives the operand that each is a view of.
-    """
-    real = [index for index, axis in enumerate(bound.mesh.axes) if axis.n > 1]
-    return {value: place for index in real for value, place in _Thin(bound, index, allowed, alike).found.items()}
+    def _cut(self, value: Value, whole: tuple[int, ...]) -> tuple[int, ...]:
+        n = self.context.n
+        for run in (run for dim in self.dims.of(value) for run in self.context.runs(dim)):
+            if self.allowed is not None and run not in self.allowed:
+                continue
+            if prod(self.alike.size(f.size) for f in run) == n and self.context.shard(value, run) is not None:
+                place = self.dims.locate(value, run)
+                assert place is not None
+                return tuple(size // n if dim == place[0] else size for dim, size in enumerate(whole))
+        return whole
 
 
 # -- geometry -------------------------------------------------------------------------------------
@@ -322,14 +361,14 @@ def _is_size(leaf: Any) -> bool:
     return isinstance(leaf, int) or hasattr(leaf, "free_symbols")
 
 
-def _tensor(layout: Layout, dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty_strided(layout.shape, layout.strides, dtype=dtype, device="meta")
+def _tensor(lie: Lie, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(*lie, dtype=dtype, device="meta")
 
 
 def _run(
-    node: Node, operands: list[Layout], args: Any, kwargs: dict[str, Any], shapes: list[tuple[int, ...]]
+    node: Node, lying: Sequence[Lie], args: Any, kwargs: dict[str, Any], shapes: Sequence[tuple[int, ...]]
 ) -> tuple[Made, ...]:
-    tensors = [_tensor(layout, v.dtype) for layout, v in zip(operands, node.operands, strict=True)]
+    tensors = [_tensor(lie, v.dtype) for lie, v in zip(lying, node.operands, strict=True)]
     given = iter(tensors)
 
     def filled(leaf: Any) -> Any:
@@ -357,7 +396,7 @@ def _copied(node: Node, position: int, layout: Layout, result: tuple[int, ...]) 
     rank = len(layout.shape)
     if rank <= 2:
         return 0
-    tensor = _tensor(layout, torch.int8)
+    tensor = _tensor(layout[1:], torch.int8)
     if len(node.operands[1 - position].shape) <= 2:
         rows = tensor if position == 0 else tensor.mT
         stack = rows.reshape(-1, rows.shape[-1])
@@ -368,7 +407,7 @@ def _copied(node: Node, position: int, layout: Layout, result: tuple[int, ...]) 
 
 def block_strides(layout: Layout, dim: int, outer: int, n: int) -> tuple[int, ...] | None:
     """The strides of one of ``n`` blocks where it is a view, None where it is copied."""
-    tensor = _tensor(layout, torch.int8)
+    tensor = _tensor(layout[1:], torch.int8)
     part = layout.shape[dim] // (outer * n)
     shape = (*layout.shape[:dim], outer * part, *layout.shape[dim + 1 :])
     block = tensor.unflatten(dim, (outer, n, part)).select(dim + 1, 0).reshape(shape).contiguous()

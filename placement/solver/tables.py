@@ -52,9 +52,21 @@ class Model:
         self.owner = list(range(len(self.domains)))  # auxiliary variables belong to their net's source
         for v, (key, table) in enumerate(pruned.costs):
             self._add((v,) if self.domains[v] > 1 else (), table if self.domains[v] > 1 else table[:, 0], key, v)
+        # Nets of one form share their arrays: a clique is found by the objects that it is made of.
+        cliques: dict[object, tuple[tuple[int, ...], Ints, int]] = {}
         for net, key, asked in zip(problem.nets, pruned.tables, pruned.asked, strict=True):
+            ends = (net.source, *asked)
+            arrays = (net.produced, *asked.values(), *[self.kept[v] for v in ends])
+            name = (key, net.always, tuple(asked).index(net.source) if net.source in asked else -1, *map(id, arrays))
+            known = cliques.get(name)
+            if known is not None:
+                places, whole, found = known
+                self._add(tuple([ends[place] for place in places]), whole, found, net.source)
+                continue
             masks = {v: bits[self.kept[v]] for v, bits in asked.items()}
-            self._net(net, key, pruned.by_key[key], masks)
+            clique = self._net(net, key, pruned.by_key[key], masks)
+            if clique is not None:
+                cliques[name] = tuple([ends.index(v) for v in clique.scope]), clique.table, clique.key
 
     def choice(self, picked: Sequence[int]) -> tuple[int, ...]:
         """Choices of the problem from values of the model's variables."""
@@ -68,7 +80,8 @@ class Model:
             raise Conflict(owner)
         self.total = [a + int(b) for a, b in zip(self.total, table, strict=True)]
 
-    def _net(self, net: Net, key: int, table: Columns, masks: dict[int, Ints]) -> None:
+    def _net(self, net: Net, key: int, table: Columns, masks: dict[int, Ints]) -> Factor | None:
+        """Add what a net is; the table if it is one."""
         produced = net.produced[self.kept[net.source]]
         own = masks.pop(net.source, np.zeros_like(produced)) | net.always
         for v in [v for v in masks if self.domains[v] == 1]:
@@ -76,10 +89,14 @@ class Model:
         if prod([self.domains[v] for v in (net.source, *masks)]) > self.dense and len(masks) > 1:
             build = self._hub if net.monotone or self._monotone(key, table) else self._chain
             build(table, produced, own, masks, net.source)
-        else:
-            self._clique(key, table, produced, own, masks, net.source)
+            return None
+        factor = self._clique(key, table, produced, own, masks, net.source)
+        self._add(factor.scope, factor.table, factor.key, net.source)
+        return factor
 
-    def _clique(self, key: int, table: Columns, produced: Ints, own: Ints, masks: dict[int, Ints], source: int) -> None:
+    def _clique(
+        self, key: int, table: Columns, produced: Ints, own: Ints, masks: dict[int, Ints], source: int
+    ) -> Factor:
         """One table over the source (left out where it has one choice) and the consumers."""
         name = (key, produced.tobytes(), own.tobytes(), *(bits.tobytes() for bits in masks.values()))
         if name not in self._built:
@@ -92,11 +109,11 @@ class Model:
             self._built[name] = self.store.key(np.ascontiguousarray(whole))
         scope = ((source,) if len(produced) > 1 else ()) + tuple(masks)
         found, whole = self._built[name]
-        self._add(scope, whole, found, source)
+        return Factor(scope, whole, found)
 
     def _hub(self, table: Columns, produced: Ints, own: Ints, masks: dict[int, Ints], source: int) -> None:
         """One auxiliary variable: a set that covers what is asked for. A larger set never costs less."""
-        every = np.array(union_masks(Counter(map(ask_set, masks.values()))), dtype=np.int64)
+        every = np.array(union_masks(Counter(ask_set(bits.tolist()) for bits in masks.values())), dtype=np.int64)
         columns = table.at(produced[:, None], own[:, None] | every)
         possible = columns[0].min(axis=0) < INFINITE
         if not possible.any():

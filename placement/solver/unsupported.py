@@ -12,6 +12,7 @@ from placement.lang.spec import Placed, Span, Spec
 from placement.types import Auto, Shard
 
 _PLACEMENT, _STATEMENT = "PLC206", "PLC303"
+_LOWERED = ("gathered", "ops")
 
 
 def refuse(spec: Spec, found: Diagnostics) -> None:
@@ -40,5 +41,5 @@ def _statements(spec: Spec) -> Iterator[tuple[Span, str, str]]:
     for line in spec.strategies:
         yield line.name.span, f"choosing the implementation '{line.name}'", "has the implementation that costs least"
     for line in spec.lowers:
-        for setting in line.settings:
+        for setting in (s for s in line.settings if str(s.key) not in _LOWERED):
             yield setting.span, f"setting '{setting}'", "is emitted in the one form there is"

@@ -17,7 +17,7 @@ from placement.types import I, P, R, Type
 
 if TYPE_CHECKING:
     from placement.solver.bind import Bound
-    from placement.solver.forms import Forms
+    from placement.solver.forms import Forms, Offered
 
 
 class Uses:
@@ -27,14 +27,22 @@ class Uses:
         self.bound, self.forms = bound, forms
         self.axes = range(len(bound.mesh.axes))
         self.fixed = self._derived_from_parameters()
+        self._known = [forms.known.setdefault(context, {}) for context in bound.contexts]
+        self.structures: dict[tuple[Value, int], int] = {}  # of nets, by value and stage, see `builder`
         self._restrictions: dict[Value, Restriction] = {}
 
-    def offered(self, node: Node, axis: int) -> tuple[tuple[Strategy, ...], int]:
+    def offered(self, node: Node, axis: int) -> Offered:
         """The strategies of an op on one axis that the placements leave, and their form."""
-        context = self.bound.contexts[axis]
-        return self.forms.offered(
-            node, context, lambda: self._asked(node, axis), lambda: tuple(self._offered(node, axis))
-        )
+        known = self._known[axis]
+        found = known.get(node)
+        if found is None:
+            found = known[node] = self.forms.offered(
+                node,
+                self.bound.contexts[axis],
+                lambda: self._asked(node, axis),
+                lambda: tuple(self._offered(node, axis)),
+            )
+        return found
 
     def _asked(self, node: Node, axis: int) -> object:
         """What ``_offered`` looks at, beside the op's form and its factors' sizes; in the numbers of its factors."""

@@ -43,6 +43,7 @@ def verify(
     backend: str = "simulated",
     dtype: torch.dtype = torch.float64,
     steps: int = 5,
+    sizes: Mapping[str, int] | None = None,
     tolerance: float | None = None,
     timeout: float = 600.0,
     progress: Callable[[str], None] | None = None,
@@ -63,6 +64,8 @@ def verify(
             model must pickle, and nccl needs a GPU for each).
         dtype: of parameters and of floating-point inputs.
         steps: AdamW steps; with 0, gradients are the last thing compared.
+        sizes: as for ``compile``; where the mesh does not divide the example's, the program is made for these and
+            pads the example in each call.
         tolerance: the largest relative error that passes, weights after steps 100 times that; the default
             depends on ``dtype`` (float64: 1e-11 and 1e-9).
         timeout: seconds that processes may take to get from one stage to the next.
@@ -77,9 +80,10 @@ def verify(
     if backend not in BACKENDS:
         raise ValueError(f"no backend {backend!r}: there are {', '.join(BACKENDS)}")
     _refuse_meta(model)
+    planned = sizes
     sizes = dict(mesh.sizes) if isinstance(mesh, SimulatedMesh) else dict(mesh or {})
     device = torch.device("cuda" if backend == "nccl" else mesh.device if isinstance(mesh, SimulatedMesh) else "cpu")
-    task = _task(model, api.read(spec), example, sizes, dtype, steps)
+    task = dataclasses.replace(_task(model, api.read(spec), example, sizes, dtype, steps), planned=planned)
     say("compiling")
     made = sides.emitted(task, device.type)
     sizes = sizes or dict(made.plan.mesh.sizes)

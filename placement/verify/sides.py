@@ -10,6 +10,7 @@ from functools import partial
 from math import prod
 from typing import Any
 
+import sympy
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -19,13 +20,14 @@ from placement.emit.expressions import Printer, draws
 from placement.emit.module import instantiate, load
 from placement.emit.source import Source, write
 from placement.graph.capture import Example
-from placement.graph.ir import Call, evaluate
+from placement.graph.ir import Call, Value, evaluate
 from placement.graph.precision import lifted
 from placement.lang.diagnostics import Diagnostic, PlacementError
 from placement.lang.spec import Spec
-from placement.runtime import Cut, Program, SimulatedMesh, same_random
+from placement.runtime import Cut, Padded, Program, SimulatedMesh, same_random
 from placement.runtime.cuts import block
 from placement.runtime.slices import own_block
+from placement.solver.lengths import parts as blocks_of
 from placement.solver.padding import own_lengths
 from placement.solver.plan import Plan
 from placement.types import Kind
@@ -46,6 +48,7 @@ class Task:
     sizes: Mapping[str, int]
     dtype: torch.dtype
     steps: int
+    planned: Mapping[str, int] | None = None  # sizes of dims that the plan is for, where they are not the example's
 
     def precision(self) -> contextlib.AbstractContextManager[None]:
         """Casts to float32 lifted where ``dtype`` is wider than that."""
@@ -59,7 +62,14 @@ class Task:
     def plan(self, device_type: str) -> Plan:
         """The plan, captured in the precision of the comparison. Raises PlacementError."""
         with self.precision():
-            return api.plan(self.model, self.sizes, self.spec, example=self.example, device_type=device_type)
+            return api.plan(
+                self.model,
+                self.sizes,
+                self.spec,
+                example=self.example,
+                sizes=self.planned,
+                device_type=device_type,
+            )
 
     def inputs(self, device: torch.device) -> tuple[Example, dict[str, Tensor]]:
         """The example, and fresh leaves of its tensors by name."""
@@ -153,7 +163,8 @@ def emitted(task: Task, device_type: str) -> Emitted:
     """Plan and emit. Raises PlacementError."""
     plan = task.plan(device_type)
     source = write(plan, task.spec.file)
-    printer = Printer(plan)
+    printer, hints = Printer(plan), plan.graph.hints()
+    inside = {symbol: hints[symbol] + -hints[symbol] % n for symbol, n in blocks_of(plan).items()}
     picks: dict[Call, int] = {}
     layouts: dict[Call, Layout] = {}
     lengths: dict[Call, Mapping[int, int]] = {}
@@ -162,15 +173,29 @@ def emitted(task: Task, device_type: str) -> Emitted:
         for index, version in enumerate(inner.gives):
             if not returned or version.value is not returned[0]:
                 continue
-            names, hints = [axis.name for axis in plan.mesh.axes], plan.graph.hints()
+            own = given_lengths(version.value, hints, inside)
+            if own is None:
+                continue
+            names = [axis.name for axis in plan.mesh.axes]
             terms = {name: "P" for name, kind in zip(names, version.type, strict=True) if kind.kind is Kind.P}
             cuts = printer.cuts(version.value, version.type).items()
             picks[inner.call] = index
-            made = {names[i]: Cut(c.dim, evaluate(c.outer, hints), c.segments) for i, c in cuts}
+            made = {names[i]: Cut(c.dim, evaluate(c.outer, {**hints, **inside}), c.segments) for i, c in cuts}
             layouts[inner.call] = {**terms, **made}
-            lengths[inner.call] = own_lengths(plan.graph, plan.bound.dims, version.value)
+            lengths[inner.call] = {**own_lengths(plan.graph, plan.bound.dims, version.value), **own}
             break
     return Emitted(plan, source, picks, layouts, lengths)
+
+
+def given_lengths(
+    value: Value, hints: Mapping[sympy.Symbol, int], inside: Mapping[sympy.Symbol, int]
+) -> dict[int, int] | None:
+    """By dim of a value, how long it is on one device where a call pads it; None where that is not its end."""
+    longer = {symbol for symbol, size in inside.items() if size != hints[symbol]}
+    dims = {d: s for d, s in enumerate(value.shape) if isinstance(s, sympy.Basic) and s.free_symbols & longer}
+    if not all(isinstance(size - symbol, sympy.Integer) for size in dims.values() for symbol in longer):
+        return None
+    return {dim: evaluate(size, hints) for dim, size in dims.items()}
 
 
 def random(plan: Plan) -> bool:
@@ -250,7 +275,8 @@ def _weight(x: Tensor, output: str, program: Program) -> Tensor:
     """This rank's part of a one-device weight of an output, whose last blocks may be shorter than the others."""
     cuts = [(axis, how) for axis, how in program.layout(program.outputs.get(output)) if isinstance(how, Cut)]
     whole = list(x.shape)
-    for dim in program.lengths.get(output, ()):
+    padded = [how.outputs.get(output, ()) for how in program.uneven.values() if isinstance(how, Padded)]
+    for dim in {*program.lengths.get(output, ()), *(dim for dims in padded for dim in dims)}:
         n = prod(axis.size for axis, cut in cuts if cut.dim == dim)
         whole[dim] = -(-whole[dim] // n) * n
     return own_block(x.detach(), cuts, whole).to(program.device).clone()

@@ -49,15 +49,12 @@ def test_C16_more_ranks_than_key_heads(world: str, n: int, kv_heads: int, gloo: 
 
 def other_lengths(mesh: Any, n: int) -> None:
     model, program = toys.pair(mesh, toys.SP)
-    for seq in (n, 3 * n, 5 * n):
+    for seq in (n, 5, 3 * n, 2 * n + 1, 5 * n):
         model.zero_grad()
         program.zero_grad()
         want, got = step(model, **toys.batch(seq=seq)), step(program, **toys.batch(seq=seq))
         close({name: whole(got[name]) for name in want}, want)
         close(program.full_gradients(), gradients(model))
-    for seq in (5, 2 * n + 1):
-        with pytest.raises(rt.SizeError, match=rf"\(seq\) has size {seq}, not a multiple of {n} \(axis 'tp'\)"):
-            program(**toys.batch(seq=seq))
 
 
 @in_worlds

@@ -33,7 +33,7 @@ def test_the_text_fits_and_has_the_sums(width):
 
 def test_alike_layers_are_one_row():
     rows = [line for line in view(make(SEQUENCE, seq=4096), memory=True).splitlines() if "alike, each" in line]
-    assert rows[0].strip().startswith("blocks.[0-2].up (3 alike, each)")
+    assert rows[0].strip().startswith("blocks.[0-2] (3 alike, each)")
     assert len(rows) == len({row.split(" (")[0] for row in rows}) > 2
 
 

@@ -29,7 +29,8 @@ def test_examples_keep_what_is_said(example, mode, n):
     program = placement.compile(model, placement.simulate(tp=n), path, example=inputs)
     found = memory(program.plan).rank.saved_bytes
     assert found == measured(program, inputs)
-    assert found == program.plan.saved  # the solver's own sum, by which it breaks ties
+    # The solver's own sum, by which it breaks ties, knows nothing of what is gathered again, or of heads not repeated.
+    assert found == program.plan.saved if mode and example != "llama" else found <= program.plan.saved
 
 
 @pytest.mark.parametrize("n", [1, 2, 4])
@@ -39,7 +40,7 @@ def test_a_gpt_block_with_dropout(placed, n, dtype):
     inputs = {"x": torch.randn(2, 16, 32, dtype=dtype).requires_grad_()}
     program = placement.compile(Net(2).to(dtype), placement.simulate(tp=n), spec(placed), example=inputs)
     found = memory(program.plan).rank.saved_bytes
-    assert found == program.plan.saved
+    assert found == program.plan.saved if placed == "Replicate" or n == 1 else found < program.plan.saved
     # A CPU keeps the statistics of a norm in bfloat16 where an accelerator has float32: two numbers a row, four norms.
     rows = 2 * 16 // (n if "Shard" in placed else 1)
     assert found - measured(program, inputs) == (0 if dtype is torch.float32 else 2 * 2 * rows * 4)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from placement import runtime as rt
-from placement.runtime.cuts import block, blocks, joined, local_shape, padded, places
+from placement.runtime.cuts import block, blocks, in_rows, joined, local_shape, of_rows, padded, places
 from tests.reference import Shard, to_global, to_ranks
 
 
@@ -42,6 +42,9 @@ def test_against_the_reference(case: tuple[torch.Tensor, rt.Cut, int]) -> None:
     assert stack.is_contiguous()
     assert torch.equal(stack, torch.stack(expected))
     assert torch.equal(joined(stack, cut), x)
+    rows = in_rows(x, cut, n, "x")
+    assert torch.equal(rows, torch.cat(expected))
+    assert torch.equal(of_rows(rows, cut, n, "x"), x)
     along = places(x.shape[cut.dim], cut, n, n - 1)
     assert torch.equal(x.index_select(cut.dim, along), expected[-1])
 
@@ -54,6 +57,7 @@ def test_what_cannot_be_cut(shape: tuple[int, ...], cut: rt.Cut, n: int) -> None
     for attempt in (
         lambda: block(torch.ones(shape), cut, n, 0, "w on axis 'tp'"),
         lambda: blocks(torch.ones(shape), cut, n, "w on axis 'tp'"),
+        lambda: in_rows(torch.ones(shape), cut, n, "w on axis 'tp'"),
         lambda: local_shape(shape, cut, n, "w on axis 'tp'"),
     ):
         with pytest.raises(rt.SizeError, match=rf"w on axis 'tp': dim {cut.dim} of shape .* has size {shape[cut.dim]}"):

@@ -119,6 +119,12 @@ def strange() -> dict[str, Tensor | str]:
     axis = mesh_axis()
     z = torch.complex(torch.tensor([1.0, 2.0]), torch.tensor([3.0, float(axis.rank)])).conj()
     found = {"conj": rt.all_reduce(z, axis).resolve_conj(), "empty": rt.all_gather(torch.ones(0, 3), axis, 0)}
+    found["complex"] = rt.all_gather(rt.reduce_scatter(z, axis, 0), axis, 0).resolve_conj()
+    with pytest.raises(ValueError, match="no max of complex numbers"):
+        axis.run(rt.Step("all_reduce", op="max"), z)
+    ours = torch.ones(2)
+    found["own"] = axis.run(rt.ALL_REDUCE, ours, own=True)
+    assert found["own"] is ours
     mine = torch.arange(6.0).reshape(2, 3)
     if axis.rank == 1:  # the same numbers, stored by columns
         mine = mine.t().contiguous().t()
@@ -135,6 +141,8 @@ def strange() -> dict[str, Tensor | str]:
 def test_strange_tensors(gloo: Pool) -> None:
     for found in gloo(2).run(strange):
         assert torch.equal(found["conj"], torch.tensor([2.0 - 6.0j, 4.0 - 1.0j]))
+        assert torch.equal(found["complex"], found["conj"])
+        assert found["own"].tolist() == [2, 2]
         assert found["empty"].shape == (0, 3)
         assert torch.equal(found["own layout"], 2 * torch.arange(6.0).reshape(2, 3))
         assert found["ints"].tolist() == [0, 1]

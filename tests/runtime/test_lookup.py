@@ -98,6 +98,20 @@ def test_rows_that_are_not_finite() -> None:
     assert to_global([leaf.grad for leaf in leaves], Shard(0)).tolist() == [[0.0], [1.0], [0.0], [1.0]]
 
 
+def test_only_the_indices_are_kept_and_derivatives_have_derivatives() -> None:
+    table, ids, cotangent = values((3, 7))
+    kept: list[Tensor] = []
+    leaves = [part.requires_grad_() for part in to_ranks(table, Shard(0), 2)]
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        terms = rt.simulate(tp=2).run(lambda axes: rt.masked_embedding(ids, leaves[axes["tp"].rank], axes["tp"]))
+    assert all(t is ids for t in kept)
+    cotangent.requires_grad_()
+    grads = torch.autograd.grad(terms, leaves, [cotangent] * 2, create_graph=True)
+    weights = torch.arange(48 * 3, dtype=torch.float64).view(48, 3)
+    (second,) = torch.autograd.grad(grads, cotangent, list(to_ranks(weights, Shard(0), 2)))
+    assert torch.equal(second, F.embedding(ids, weights))
+
+
 def test_columns_cannot_be_cut() -> None:
     with pytest.raises(ValueError, match="rows are dim 0"):
         rt.masked_embedding(torch.tensor([0]), torch.zeros(3, 2), rt.simulate(tp=2).axes(0)["tp"], 1)

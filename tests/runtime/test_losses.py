@@ -196,6 +196,22 @@ def test_a_target_that_is_no_class(wrong: int) -> None:
     assert set(rt.simulate(tp=2).run(body)) == {f"target {wrong} is out of range: there are 6"}
 
 
+def test_a_graph_that_is_used_twice() -> None:
+    """Nothing that is kept is written: the second backward gives what the first gave."""
+    logits = torch.randn(2, 5, 3, dtype=torch.float64)  # of rank 0 and rank 1
+    leaves = [part.clone().requires_grad_() for part in logits]
+    target = torch.tensor([0, 5, -100, 2, 3])
+    losses = rt.simulate(tp=2).run(
+        lambda axes: rt.class_parallel_cross_entropy(leaves[axes["tp"].rank], target, axes["tp"], 1)
+    )
+    first, second = (torch.autograd.grad(losses, leaves, retain_graph=True) for _ in range(2))
+    whole = torch.cat(list(logits), 1).requires_grad_()
+    F.cross_entropy(whole, target).backward()
+    assert whole.grad is not None
+    for grads in (first, second):
+        torch.testing.assert_close(torch.cat(grads, 1), whole.grad)
+
+
 def test_a_target_of_another_shape() -> None:
     with pytest.raises(ValueError, match=r"target of shape \[3\] for logits of shape \[2, 3\]"):
         rt.class_parallel_cross_entropy(torch.zeros(2, 3), torch.zeros(3).long(), rt.simulate(tp=2).axes(0)["tp"], 1)

@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
 from placement import runtime as rt
@@ -387,6 +389,52 @@ def wrapped(mesh: Any, n: int) -> None:
 def test_fully_shard_keeps_the_reduction(gloo: Pool) -> None:
     """C02: a wrapper that swaps Parameter objects for its own; sums still happen, once."""
     run(wrapped, "gloo", 2, gloo)
+
+
+class Around(nn.Module):
+    """A wrapper that knows the members of what it wraps, as wrappers do, but does not have them."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.inner, name)
+
+    def forward(self, *args: Any) -> Any:
+        return self.inner(*args)
+
+
+@pytest.mark.parametrize("how", ["copied", "wrapped", "registered", "parametrized"])
+def test_modules_and_parameters_replaced_between_calls(how: str) -> None:
+    """What a name stands for is found at each call; what is used is summed, and once."""
+    model, program = pair(rt.simulate(tp=2), 2)
+    backward(program, **batch(1))
+    program.zero_grad()
+    for rank in program.programs:
+        if how == "copied":
+            rank.mlp = copy.deepcopy(rank.mlp)
+        elif how == "wrapped":
+            rank.mlp = Around(rank.mlp)
+        elif how == "registered":
+            rank.mlp.register_parameter("scale", nn.Parameter(rank.mlp.scale.detach().clone()))
+        else:
+            parametrize.register_parametrization(rank.mlp, "scale", nn.Identity())
+    backward(model, **batch(2))
+    with rt.record() as log:
+        backward(program, **batch(2))
+    for rank in program.programs:
+        inner = rank.mlp.inner if how == "wrapped" else rank.mlp
+        scale = inner.parametrizations.scale.original if how == "parametrized" else inner.scale
+        assert_same(
+            {"scale": scale.grad, "bias": inner.bias.grad}, {"scale": model.mlp.scale.grad, "bias": model.mlp.bias.grad}
+        )
+    sent = [e.bytes for e in log if e.kind == "all_reduce"]
+    assert sum(sent) == 8 * (8 + 6 + 8)
+    assert len(sent) == (3 if how == "copied" else 1)  # a copy is in no program: its parameters have sums of their own
 
 
 def swapped(mesh: Any, n: int) -> None:

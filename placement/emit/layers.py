@@ -1,0 +1,48 @@
+"""Linear layers that run as one with the conversion of their input: which blocks and ops a call of them stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass
+
+from placement.emit.blocks import Block
+from placement.graph.ir import Call, Node, Value
+from placement.solver.plan import Plan, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A module that does nothing but one linear layer.
+
+    steps: conversions of its own parameters, which come first.
+    """
+
+    steps: tuple[Step, ...]
+    product: Node
+
+
+def layer_of(plan: Plan, block: Block, parameters: Set[Value]) -> Layer | None:
+    """The block as a layer, None where it is more than that."""
+    steps = tuple(e for e in block.entries if isinstance(e, Step) and e.value in parameters)
+    product, *more = (e for e in block.entries if e not in steps)
+    if more or len(block.gives) != 1 or not isinstance(product, Node) or block.takes != [plan.uses[product, 0]]:
+        return None
+    return Layer(steps, product)
+
+
+def unfit(plan: Plan, root: Block, parameters: Set[Value]) -> frozenset[Call]:
+    """Calls of modules that a layer is part of and that do more: their ops are to go to their callers."""
+    found: set[Call] = set()
+    for block in root.walk():
+        for step in (e for e in block.entries if isinstance(e, Step)):
+            for node in step.layers:
+                child = child_of(block, node)
+                if child is not None and (node not in child.entries or layer_of(plan, child, parameters) is None):
+                    found.add(child.call)
+    return frozenset(found)
+
+
+def child_of(block: Block, node: Node) -> Block | None:
+    """The call inside ``block`` that the op is somewhere in, None where it is in none."""
+    children = (e for e in block.entries if isinstance(e, Block))
+    return next((child for child in children if any(node in inner.entries for inner in child.walk())), None)

@@ -1,0 +1,279 @@
+"""Several ops of a solved plan as the one that torch has for them: fewer launches, and fewer tensors kept.
+
+Three plain patterns: a linear layer and its bias; a root mean square norm that is written out; attention whose keys and
+values were repeated for the query heads of each group. They are joined only where nothing stands between: no conversion,
+no other reader, no border of a module. What is joined gives what the ops gave, to rounding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from placement.graph.ir import Graph, Node, Output, Value
+from placement.rules import JointStrategy, Strategy
+from placement.rules.core import arguments, lookup
+from placement.solver.layers import inside
+from placement.types import P
+
+if TYPE_CHECKING:
+    from placement.solver.plan import Plan, Version
+
+aten = torch.ops.aten
+
+_Use = tuple[Node, int]  # an operand: the op, and its position
+
+
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """Ops, in program order, and the one in their place; ``uses``: of each of its operands, the use it stands for."""
+
+    nodes: tuple[Node, ...]
+    made: Node
+    uses: tuple[_Use, ...]
+
+
+def fused(plan: Plan) -> Plan:
+    """The plan with the ops of each pattern as one."""
+    return _Fusion(plan).plan_with_fewer_ops()
+
+
+class _Fusion:
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.written = plan.bound.lowered("ops = written")
+        self.makers: dict[Value, Node] = {value: node for node in plan.graph.nodes for value in node.results}
+        self.users: dict[Value, list[tuple[Node | Output, int]]] = {}
+        for user, position in plan.uses:
+            value = user.operands[position] if isinstance(user, Node) else user.value
+            assert value is not None
+            self.users.setdefault(value, []).append((user, position))
+        self.converted = {step.value for step in plan.steps}
+
+    def plan_with_fewer_ops(self) -> Plan:
+        joined: dict[Node, _Joined] = {}  # by their last op
+        gone: set[Node] = set()
+        for node in self.plan.graph.nodes:
+            for pattern in _PATTERNS.get(node.op, ()):
+                found = pattern(self, node)
+                if found is not None and not gone.intersection(found.nodes) and self._alone(found):
+                    joined[found.nodes[-1]] = found
+                    gone.update(found.nodes)
+        return self._without(joined, gone) if joined else self.plan
+
+    # -- what may be joined ---------------------------------------------------------------------
+
+    def _alone(self, found: _Joined) -> bool:
+        """Whether nothing stands between the ops, and each runs as it is."""
+        plan, (*_, last) = self.plan, found.nodes
+        inner = {value for node in found.nodes[:-1] for value in node.results}
+        return (
+            all(node.stack == last.stack and not plan.strategies[node].leading for node in found.nodes)
+            and not inner & self.converted
+            and all(user in found.nodes for value in inner for user, _ in self.users.get(value, ()))
+            and not inside(last, self.written)
+        )
+
+    def maker(self, value: Any, *ops: Any) -> Node | None:
+        """The op that gives the value, if it is one of ``ops``."""
+        node = self.makers.get(value) if isinstance(value, Value) else None
+        return node if node is not None and node.op in ops else None
+
+    def only_user(self, value: Value, *ops: Any) -> Node | None:
+        """The op that is alone in reading the value, if it is one of ``ops``."""
+        users = self.users.get(value, [])
+        user = users[0][0] if len(users) == 1 else None
+        return user if isinstance(user, Node) and user.op in ops else None
+
+    def type_of(self, use: _Use) -> Any:
+        """The types in which an operand is taken."""
+        return self.plan.uses[use].type
+
+    # -- the plan without them --------------------------------------------------------------------
+
+    def _without(self, joined: Mapping[Node, _Joined], gone: set[Node]) -> Plan:
+        plan = self.plan
+        instead = {node: found.made for found in joined.values() for node in found.nodes}
+        nodes = tuple(
+            joined[node].made if node in joined else node
+            for node in plan.graph.nodes
+            if node in joined or node not in gone
+        )
+        strategies = {node: s for node, s in plan.strategies.items() if node not in gone}
+        uses: dict[tuple[Node | Output, int], Version] = {k: v for k, v in plan.uses.items() if k[0] not in gone}
+        work = {node: times for node, times in plan.work.items() if node not in gone}
+        for found in joined.values():
+            strategies[found.made] = self._strategy(found)
+            uses |= {(found.made, position): plan.uses[use] for position, use in enumerate(found.uses)}
+            forward, backward = zip(*(plan.work[node] for node in found.nodes), strict=True)
+            work[found.made] = sum(forward), sum(backward)
+        steps = tuple(
+            dataclasses.replace(
+                step,
+                consumers=tuple(dict.fromkeys(_now(user, instead) for user in step.consumers)),
+                layers=tuple(instead.get(node, node) for node in step.layers),
+            )
+            for step in plan.steps
+        )
+        graph = dataclasses.replace(plan.graph, nodes=nodes)
+        bound = dataclasses.replace(plan.bound, graph=graph)
+        made = dataclasses.replace(plan, bound=bound, strategies=strategies, uses=uses, steps=steps, work=work)
+        made.verify()
+        return made
+
+    def _strategy(self, found: _Joined) -> JointStrategy:
+        operands = tuple(self.type_of(use) for use in found.uses)
+        results = tuple(self.plan.produced[value] for value in found.made.results)
+        parts = tuple(
+            Strategy(tuple(kinds[axis] for kinds in operands), tuple(kinds[axis] for kinds in results))
+            for axis in range(len(self.plan.mesh.axes))
+        )
+        return JointStrategy(parts, operands, results)
+
+
+def _now(user: Node | Output, instead: Mapping[Node, Node]) -> Node | Output:
+    return instead.get(user, user) if isinstance(user, Node) else user
+
+
+# -- patterns ---------------------------------------------------------------------------------------
+
+
+def _biased(fusion: _Fusion, node: Node) -> _Joined | None:
+    """``linear(x, w) + b``."""
+    if len(node.operands) != 2 or len(node.args) != 2 or node.kwargs:
+        return None
+    product, bias = node.operands
+    layer = fusion.makers.get(product)
+    found = lookup(layer) if layer is not None else None
+    if layer is None or found is None or not found.layer or len(layer.operands) != 2:
+        return None
+    if len(bias.shape) != 1 or bias.dtype != product.dtype or bias in fusion.makers:
+        return None
+    if P in fusion.plan.produced[product] or bias.shape[0] != product.shape[-1]:
+        return None
+    return _Joined((layer, node), _made(node, layer.op, (*layer.args, bias)), ((layer, 0), (layer, 1), (node, 1)))
+
+
+def _normed(fusion: _Fusion, node: Node) -> _Joined | None:
+    """``x * rsqrt(mean(x ** 2, -1) + eps) * weight``, from the root on; perhaps computed in a wider dtype."""
+    added = fusion.maker(node.args[0], aten.add.Tensor)
+    mean = fusion.maker(added.args[0], aten.mean.dim) if added is not None else None
+    square = fusion.maker(mean.args[0], aten.pow.Tensor_Scalar) if mean is not None else None
+    scaled = fusion.only_user(node.results[0], aten.mul.Tensor)
+    if added is None or mean is None or square is None or scaled is None or square.args[1] != 2:
+        return None
+    source, eps = square.args[0], added.args[1]
+    where = arguments(mean)
+    last = len(source.shape) - 1
+    dims = tuple(dim % len(source.shape) for dim in where["dim"] or ())
+    if not isinstance(eps, float) or added.kwargs or dims != (last,) or not where["keepdim"] or len(scaled.operands) != 2:
+        return None
+    at = next((i for i, value in enumerate(scaled.operands) if value is source), None)
+    if at is None or scaled.operands[1 - at] is not node.results[0]:
+        return None
+    if fusion.type_of((square, 0)) != fusion.type_of((scaled, at)):
+        return None
+    return _weighted(fusion, (square, mean, added, node, scaled), source, eps)
+
+
+def _weighted(fusion: _Fusion, nodes: tuple[Node, ...], source: Value, eps: float) -> _Joined | None:
+    """The norm with the casts around it and its weight."""
+    result, use = nodes[-1].results[0], (nodes[0], 0)
+    wide = fusion.maker(source, aten.to.dtype)
+    narrow = fusion.only_user(result, aten.to.dtype) if wide is not None else None
+    if wide is not None and narrow is not None and narrow.results[0].dtype == wide.operands[0].dtype:
+        if result.dtype is not torch.float32 or narrow.results[0].dtype not in (torch.float16, torch.bfloat16):
+            return None  # torch's own is as wide as that, and no wider
+        nodes, source, result, use = (wide, *nodes, narrow), wide.operands[0], narrow.results[0], (wide, 0)
+    size = source.shape[-1]
+    product = fusion.only_user(result, aten.mul.Tensor)
+    uses: tuple[_Use, ...] = (use,)
+    weight = None
+    if product is not None and len(product.operands) == 2:
+        at = product.operands.index(result)
+        other = product.operands[1 - at]
+        if len(other.shape) == 1 and other.shape[0] == size and other.dtype == result.dtype and other is not result:
+            weight, nodes, uses = other, (*nodes, product), (*uses, (product, 1 - at))
+    if not isinstance(size, int) or any(kind.over for kind in _along(fusion, source, use)):
+        return None
+    return _Joined(nodes, _made(nodes[-1], aten.rms_norm.default, (source, (size,), weight, eps)), uses)
+
+
+def _along(fusion: _Fusion, source: Value, use: _Use) -> Iterator[Any]:
+    """The types that cut the last dim of a value."""
+    for kind in fusion.type_of(use):
+        place = fusion.plan.bound.dims.locate(source, kind.over) if kind.over else None
+        if place is not None and place[0] == len(source.shape) - 1:
+            yield kind
+
+
+def _grouped(fusion: _Fusion, node: Node) -> _Joined | None:
+    """Attention to keys and values that are repeated for the query heads of each group."""
+    given = arguments(node)
+    narrow = node.operands[0].dtype in (torch.float16, torch.bfloat16)
+    if given["attn_mask"] is not None or given["dropout_p"] or given["enable_gqa"]:
+        return None
+    if not narrow and fusion.plan.mesh.device.name != "cpu":  # kernels that group heads are of narrow dtypes there
+        return None
+    sides = [_repeated(fusion, (node, position)) for position in (1, 2)]
+    if any(side is None for side in sides):
+        return None
+    (keys, key), (values, value) = (side for side in sides if side is not None)
+    sources = [use[0].operands[use[1]] for use in (key, value)]
+    if sources[0].shape[1] != sources[1].shape[1]:
+        return None
+    args = (node.operands[0], *sources, None, 0.0, given["is_causal"])
+    made = _made(node, node.op, args, {"scale": given["scale"], "enable_gqa": True})
+    nodes = tuple(dict.fromkeys((*keys, *values, node)))
+    return _Joined(nodes, made, ((node, 0), key, value))
+
+
+def _repeated(fusion: _Fusion, use: _Use) -> tuple[tuple[Node, ...], _Use] | None:
+    """The ops that repeat heads [batch, heads, tokens, size] for the operand, and what they take: cut as they give."""
+    node, position = use
+    nodes = _opened(fusion.makers, node.operands[position])
+    # Of heads that are cut through a group a rank has queries of several groups: they stay repeated.
+    if nodes is None or fusion.type_of((nodes[0], 0)) != fusion.type_of(use):
+        return None
+    return nodes, (nodes[0], 0)
+
+
+def _opened(makers: Mapping[Value, Node], value: Value) -> tuple[Node, Node, Node] | None:
+    """The ops that repeat heads: a dim beside them, its expansion, and one of both."""
+    joined = makers.get(value)
+    expanded = makers.get(joined.operands[0]) if joined is not None and joined.op is aten.reshape.default else None
+    opened = makers.get(expanded.operands[0]) if expanded is not None and expanded.op is aten.expand.default else None
+    if joined is None or expanded is None or opened is None or opened.op is not aten.unsqueeze.default:
+        return None
+    (source,), (wide,) = opened.operands, expanded.results
+    if len(source.shape) != 4 or len(wide.shape) != 5 or len(value.shape) != 4 or opened.args[1] not in (2, -3):
+        return None
+    batch, heads, tokens, size = source.shape
+    same = wide.shape[:2] == (batch, heads) and wide.shape[3:] == (tokens, size) and value.shape[2:] == (tokens, size)
+    return (opened, expanded, joined) if same else None
+
+
+def repeats(graph: Graph) -> dict[Value, int]:
+    """How often each value that repeats heads may do so, whatever the plan: attention may take them as they were."""
+    makers = {value: node for node in graph.nodes for value in node.results}
+    found: dict[Value, int] = {}
+    for node in graph.nodes:
+        opened = _opened(makers, node.results[0]) if node.op is aten.reshape.default else None
+        if opened is not None:
+            found[node.results[0]] = opened[1].results[0].shape[2]
+    return found
+
+
+def _made(like: Node, op: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Node:
+    return dataclasses.replace(like, op=op, args=args, kwargs=dict(kwargs or {}))
+
+
+_PATTERNS: dict[Any, tuple[Callable[[_Fusion, Node], _Joined | None], ...]] = {
+    aten.add.Tensor: (_biased,),
+    aten.rsqrt.default: (_normed,),
+    aten.scaled_dot_product_attention.default: (_grouped,),
+}

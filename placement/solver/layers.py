@@ -1,0 +1,83 @@
+"""Linear layers that run as one function with the conversion of the input that they share: ``runtime.linears``.
+
+A pattern in a solved plan: a value is gathered, or shared by all ranks, for nothing but linear layers with parameters
+for weights. What is gathered so is not kept for the backward but gathered again there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence, Set
+from typing import TYPE_CHECKING
+
+from placement.graph.ir import Graph, Node, Output, Value
+from placement.rules import lookup
+from placement.types import Action, Kind
+
+if TYPE_CHECKING:
+    from placement.solver.plan import Step, Version
+
+    Uses = Mapping[tuple[Node | Output, int], Version]
+
+
+def weights_of(graph: Graph) -> frozenset[Value]:
+    """What a layer's weight may be: a parameter or buffer as it is."""
+    return frozenset(parameter.value for parameter in graph.parameters)
+
+
+def is_layer(node: Node, weights: Set[Value]) -> bool:
+    """Whether the op is a linear layer's product: of a value, and of one of ``weights``."""
+    found = lookup(node)
+    return (
+        found is not None
+        and found.layer
+        and len(node.operands) == 2
+        and node.operands[1] in weights
+        and node.operands[0] not in weights
+    )
+
+
+def thin(node: Node, weights: Set[Value], kept: Set[str]) -> bool:
+    """Whether the op's backward makes do with the blocks of an input that is gathered for it.
+
+    kept: modules in which what is gathered is kept.
+    """
+    return is_layer(node, weights) and node.operands[1].requires_grad and not inside(node, kept)
+
+
+def with_layers(steps: Sequence[Step], uses: Uses, graph: Graph, kept: Set[str]) -> list[Step]:
+    """The steps, those that run with linear layers with these, and with what is gathered again."""
+    weights = weights_of(graph)
+    parents = {path.rpartition(".")[0] for path in graph.modules}
+    converted = {step.source for step in steps}
+    found: list[Step] = []
+    for step in steps:
+        if step.value not in weights and _suits(step) and step.target not in converted:
+            layers = _layers(step, uses, weights, parents)
+            again = step.conversion.forward is Action.ALL_GATHER and any(thin(n, weights, kept) for n in layers)
+            found.append(dataclasses.replace(step, layers=layers, again=int(again)) if layers else step)
+        else:
+            found.append(step)
+    return found
+
+
+def _suits(step: Step) -> bool:
+    kinds = step.conversion.source, step.conversion.target
+    placed = step.source.stage != step.target.stage  # by a line of its own, where it is made
+    return step.value.requires_grad and kinds in ((Kind.S, Kind.R), (Kind.I, Kind.R)) and not placed
+
+
+def _layers(step: Step, uses: Uses, weights: Set[Value], parents: Set[str]) -> tuple[Node, ...]:
+    """The ops that take what the step gives, if all are layers of one module or of its leaves; else none."""
+    layers = [node for node in step.consumers if isinstance(node, Node)]
+    if len(layers) < len(step.consumers) or not all(is_layer(node, weights) for node in layers):
+        return ()
+    if any(uses[node, 0] != step.target for node in layers):
+        return ()
+    homes = {node.stack[:-1] if node.stack and node.module not in parents else node.stack for node in layers}
+    return tuple(layers) if len(homes) == 1 else ()
+
+
+def inside(node: Node, modules: Set[str]) -> bool:
+    """Whether the op is part of one of the modules, '' being the model itself."""
+    return "" in modules or any(call.path in modules for call in node.stack)

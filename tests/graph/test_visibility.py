@@ -1,0 +1,130 @@
+"""Masks that are spelled out from positions become attention's flag, or go, and nothing else does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import placement
+from placement.graph.capture import capture
+from placement.graph.visibility import FALSE, TRUE, Affine
+from tests.cases.toys import close, gradients
+
+BATCH, HEADS, SEQ, WIDTH = 2, 2, 5, 4
+Mask = Callable[[int, Tensor], Tensor]
+
+
+def up_to(s: int) -> Tensor:
+    return torch.arange(s)[:, None] >= torch.arange(s)[None, :]
+
+
+def looked_up(s: int, lengths: Tensor) -> Tensor:
+    """As a vmap over batch, heads, queries and keys comes out, with documents found from positions."""
+    positions = torch.arange(s).unsqueeze(0).expand(lengths.shape[0], -1)
+    documents = (torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1) != 1).cumsum(-1)
+    b = torch.arange(lengths.shape[0])[:, None, None, None]
+    q, k = torch.arange(s)[None, None, :, None], torch.arange(s)[None, None, None, :]
+    seen = torch.ones((), dtype=torch.bool) & (positions[b, k] <= positions[b, q])
+    return seen & (documents[b, q] == documents[b, k])
+
+
+CAUSAL: dict[str, Mask] = {
+    "compared": lambda s, _: up_to(s),
+    "a triangle": lambda s, _: torch.ones(s, s, dtype=torch.bool).tril(),
+    "of four dims": lambda s, x: up_to(s)[None, None].expand(x.shape[0], HEADS, s, s),
+    "not what comes later": lambda s, _: ~torch.ones(s, s, dtype=torch.bool).triu(diagonal=1),
+    "less than the next": lambda s, _: torch.arange(s)[None] < torch.arange(1, s + 1)[:, None],
+    "steps of two": lambda s, _: torch.arange(0, 2 * s, 2)[None] - torch.arange(0, 2 * s, 2)[:, None] < 1,
+    "looked up": looked_up,
+}
+EVERYTHING: dict[str, Mask] = {
+    "ones": lambda s, _: torch.ones(s, s, dtype=torch.bool),
+    "a true comparison": lambda s, _: torch.arange(s)[None].expand(s, s) >= 0,
+}
+KEPT: dict[str, Mask] = {
+    "the next one too": lambda s, _: torch.ones(s, s, dtype=torch.bool).tril(diagonal=1),
+    "not itself": lambda s, _: torch.arange(s)[:, None] * 2 >= torch.arange(s)[None] * 2 + (torch.arange(s)[:, None] > 0),
+    "a window": lambda s, _: up_to(s) & (torch.arange(s)[:, None] - torch.arange(s)[None] < 3),
+    "what comes later": lambda s, _: up_to(s).mT,
+    "of the data": lambda s, x: up_to(s) & (torch.arange(s)[None] < x[:, None, None, None]),
+    "numbers": lambda s, _: torch.zeros(s, s).masked_fill(~up_to(s), -torch.inf),
+    "not in steps of one": lambda s, _: torch.arange(s)[:, None] * 2 >= torch.arange(s)[None],
+}
+ALL = {**CAUSAL, **EVERYTHING, **KEPT}
+
+
+class Attention(nn.Module):
+    def __init__(self, mask: Mask, heads: int = HEADS) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, heads * WIDTH, bias=False)
+        self.mask, self.heads = mask, heads
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        heads = self.up(x).unflatten(-1, (self.heads, WIDTH)).transpose(1, 2)
+        mask = self.mask(x.shape[1], lengths).to(x.dtype if self.mask is KEPT["numbers"] else torch.bool)
+        return F.scaled_dot_product_attention(heads, heads.flip(-1), heads, attn_mask=mask)
+
+
+def inputs() -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    return {"x": torch.randn(BATCH, SEQ, WIDTH, dtype=torch.float64), "lengths": torch.tensor([SEQ, 2])}
+
+
+def attention_of(mask: Mask) -> dict[str, object]:
+    names = {"x": ("batch", "seq", "width"), "lengths": ("batch",)}
+    graph = capture(Attention(mask).double(), inputs(), names)
+    (node,) = (n for n in graph.nodes if "scaled_dot" in str(n.op))
+    given = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), node.args, strict=False))
+    return {**given, **node.kwargs, "program": [n.name for n in graph.nodes]}
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_a_causal_mask_becomes_the_flag(name: str) -> None:
+    found = attention_of(CAUSAL[name])
+    assert (found.get("attn_mask"), found["is_causal"]) == (None, True)
+    assert not any("arange" in n for n in found["program"])  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", EVERYTHING)
+def test_a_mask_that_hides_nothing_goes(name: str) -> None:
+    found = attention_of(EVERYTHING[name])
+    assert (found.get("attn_mask"), found["is_causal"]) == (None, False)
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_any_other_mask_stays(name: str) -> None:
+    found = attention_of(KEPT[name])
+    assert found["attn_mask"] is not None
+    assert not found.get("is_causal")
+
+
+@pytest.mark.parametrize("cut", ["up.weight : Shard(out)", "up.weight : Replicate"])
+@pytest.mark.parametrize("name", ["looked up", "a window", "ones"])
+def test_the_result_is_that_of_one_device(name: str, cut: str) -> None:
+    """With heads cut, and with tokens cut: each rank then has queries of its own and all the keys."""
+    model, given = Attention(ALL[name], 3 if "Replicate" in cut else 2).double(), inputs()
+    given["x"] = torch.randn(BATCH, 6, WIDTH, dtype=torch.float64)
+    spec = f"mesh tp\ninput x : [batch, seq, width]{', Shard(seq)' if 'Replicate' in cut else ''}\n"
+    placed = "Shard(2)" if "Replicate" in cut else "auto"
+    spec += f"input lengths : [batch]\nparam {cut}\noutput output : {placed}\n"
+    program = placement.compile(model, placement.simulate(tp=2), spec, example=given, sizes={"seq": 4096})
+    want, got = model(**given), program(**given)
+    close(got, want)
+    want.pow(3).sum().backward()
+    got.pow(3).sum().backward()
+    close(program.full_gradients(), gradients(model))
+    masked = "causal_mask" in program.source
+    assert masked == (name == "looked up" and "Replicate" in cut)
+
+
+def test_numbers_of_indices() -> None:
+    a, b = Affine(1, {0: 2}), Affine(3, {0: -2, 1: 1})
+    assert a + b == Affine(4, {1: 1})
+    assert a - a == Affine(0)
+    assert a * 0 == Affine(0)
+    assert a.moved(lambda dim: dim + 2) == Affine(1, {2: 2})
+    assert TRUE != FALSE

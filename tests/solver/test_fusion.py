@@ -1,0 +1,165 @@
+"""Ops of a plan that are joined to torch's own: where they are, where not, and that the results are the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import placement
+from placement.solver.fusion import fused
+from placement.solver.memory import memory
+from tests.cases.toys import close, gradients
+
+HIDDEN = 16
+
+
+class Norm(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(HIDDEN) + 0.5)
+        self.how = how
+        self.wide = {"wide": torch.float32, "wider": torch.float64}.get(how)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.to(self.wide) if self.wide else x
+        variance = y.pow(3 if self.how == "cubes" else 2).mean(-2 if self.how == "other dim" else -1, keepdim=True)
+        if self.how == "cubes":
+            variance = variance.abs()
+        y = y * torch.rsqrt(variance + 1e-6)
+        if self.how == "read":
+            return self.weight * y + variance
+        return self.weight * y.to(x.dtype) if self.how != "right" else y.to(x.dtype) * self.weight
+
+
+class Attention(nn.Module):
+    """Grouped queries: ``heads`` of them on ``kv`` of keys and values."""
+
+    def __init__(self, heads: int = 8, kv: int = 4, how: str = "") -> None:
+        super().__init__()
+        self.norm = Norm(how)
+        self.heads, self.kv, self.how = heads, kv, how
+        self.q = nn.Linear(HIDDEN, heads * 2)
+        self.k = nn.Linear(HIDDEN, kv * 2, bias=False)  # one would have a gradient of zeros
+        self.v = nn.Linear(HIDDEN, kv * 2)
+        self.o = nn.Linear(heads * 2, HIDDEN)
+
+    def repeated(self, x: Tensor) -> Tensor:
+        b, h, s, d = x.shape
+        return x[:, :, None].expand(b, h, self.heads // self.kv, s, d).reshape(b, self.heads, s, d)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        q, k, v = (p(x).unflatten(-1, (-1, 2)).transpose(1, 2) for p in (self.q, self.k, self.v))
+        k = self.repeated(k)
+        y = F.scaled_dot_product_attention(q, k, self.repeated(v), is_causal=True).transpose(1, 2)
+        y = y + k.mean() if self.how == "keys read" else y
+        return self.o(y.flatten(-2))
+
+
+TP = """
+mesh tp
+input x : [batch, seq, hidden]
+param {q,k,v}.* : Shard(out)
+param o.weight : Shard(in)
+"""
+SP = TP + "value norm : Shard(seq)\noutput output : Shard(seq)\n"
+
+
+def compiled(spec: str, n: int = 2, dtype: torch.dtype = torch.float64, **how):
+    torch.manual_seed(0)
+    model = Attention(**how).to(dtype)
+    x = torch.randn(2, 4, HIDDEN, dtype=dtype)
+    return model, placement.compile(model, placement.simulate(tp=n), spec, example={"x": x}), x
+
+
+def ops(program) -> Counter[str]:
+    return Counter(str(node.op).split(".")[1] for node in fused(program.plan).graph.nodes)
+
+
+@pytest.mark.parametrize("spec", [TP, SP], ids=["tp", "sp"])
+@pytest.mark.parametrize("how", ["", "right"])
+def test_a_norm_grouped_heads_and_biases_are_one_op_each(spec: str, how: str) -> None:
+    model, program, x = compiled(spec, how=how)
+    found = ops(program)
+    assert (found["rms_norm"], found["linear"], found["add"]) == (1, 4, 1)  # the row bias comes after the sum
+    assert not {"rsqrt", "pow", "expand", "to"} & found.keys()
+    assert "enable_gqa=True" in program.source
+    want, got = model(x), program(x)
+    close(got, want)
+    want.sum().backward()
+    got.sum().backward()
+    close(program.full_gradients(), gradients(model))
+
+
+def test_a_norm_that_is_computed_in_float32_is_one_op() -> None:
+    model, program, x = compiled(TP, how="wide", dtype=torch.bfloat16)
+    assert ops(program)["rms_norm"] == 1
+    assert not {"rsqrt", "to"} & ops(program).keys()
+    torch.testing.assert_close(program(x), model(x), rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("how", ["cubes", "other dim", "read", "wider"])
+def test_what_is_another_norm_stays(how: str) -> None:
+    dtype = torch.float32 if how == "wider" else torch.float64
+    model, program, x = compiled(TP, how=how, dtype=dtype)
+    assert ops(program)["rms_norm"] == 0
+    torch.testing.assert_close(program(x), model(x))
+
+
+def test_a_norm_over_a_cut_dim_stays() -> None:
+    """The mean is then a sum over ranks."""
+    spec = "mesh tp\ninput x : [batch, seq, hidden], Shard(hidden)\nparam weight : Shard(0)\noutput output : Shard(hidden)\n"
+    torch.manual_seed(0)
+    model, x = Norm("").double(), torch.randn(2, 4, HIDDEN, dtype=torch.float64)
+    program = placement.compile(model, placement.simulate(tp=2), spec, example={"x": x})
+    assert ops(program)["rms_norm"] == 0
+    close(program(x), model(x))
+
+
+def test_layers_that_are_no_modules_run_together_with_their_biases() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = (nn.Parameter(torch.randn(8, HIDDEN)) for _ in range(2))
+            self.c = nn.Parameter(torch.randn(8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(x, self.a, self.c) * torch.tanh(F.linear(x, self.b))
+
+    spec = "mesh tp\ninput x : [batch, seq, hidden], Shard(seq)\nparam * : Shard(0)\noutput output : Shard(2)\n"
+    torch.manual_seed(0)
+    model, x = Both().double(), torch.randn(2, 4, HIDDEN, dtype=torch.float64, requires_grad=True)
+    program = placement.compile(model, placement.simulate(tp=2), spec, example={"x": x})
+    assert "rt.all_gather_linears([(self.a, self.c), self.b], x, self.tp, 1)" in program.source
+    want, got = model(x), program(x)
+    close(got, want)
+    want.sum().backward()
+    got.sum().backward()
+    close(program.full_gradients(), gradients(model))
+
+
+def test_heads_that_are_cut_through_a_group_stay_repeated() -> None:
+    """Four ranks and two heads of keys: each rank has two queries of one of them."""
+    model, program, x = compiled(TP.replace("{q,k,v}.*", "q.*"), n=4, kv=2)
+    assert "enable_gqa" not in program.source
+    close(program(x), model(x))
+
+
+def test_keys_that_others_read_stay_repeated() -> None:
+    model, program, x = compiled(TP, how="keys read")
+    assert "enable_gqa" not in program.source
+    close(program(x), model(x))
+
+
+def test_a_line_of_the_spec_keeps_them_as_written() -> None:
+    _, program, _ = compiled(TP)
+    model, written, x = compiled(TP + "lower ** : ops = written\n")
+    assert fused(written.plan) is written.plan
+    assert "rms_norm" not in written.source
+    close(written(x), model(x))
+    assert memory(program.plan).rank.saved_bytes < memory(written.plan).rank.saved_bytes
+    assert sum(map(sum, fused(program.plan).work.values())) == sum(map(sum, program.plan.work.values()))
