@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from placement.emit.blocks import Block
@@ -21,7 +21,7 @@ class Layer:
     product: Node
 
 
-def layer_of(plan: Plan, block: Block, parameters: Set[Value]) -> Layer | None:
+def layer_of(plan: Plan, block: Block, parameters: AbstractSet[Value]) -> Layer | None:
     """The block as a layer, None where it is more than that."""
     steps = tuple(e for e in block.entries if isinstance(e, Step) and e.value in parameters)
     product, *more = (e for e in block.entries if e not in steps)
@@ -30,7 +30,7 @@ def layer_of(plan: Plan, block: Block, parameters: Set[Value]) -> Layer | None:
     return Layer(steps, product)
 
 
-def unfit(plan: Plan, root: Block, parameters: Set[Value]) -> frozenset[Call]:
+def unfit(plan: Plan, root: Block, parameters: AbstractSet[Value]) -> frozenset[Call]:
     """Calls of modules that a layer is part of and that do more: their ops are to go to their callers."""
     found: set[Call] = set()
     for block in root.walk():

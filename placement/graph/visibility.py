@@ -122,7 +122,8 @@ class _Known:
             return Affine(operand)
         if not isinstance(operand, Value) or operand not in self.values:
             return None
-        return _moved(self.values[operand], lambda dim, more=rank - len(operand.shape): dim + more)
+        more = rank - len(operand.shape)
+        return _moved(self.values[operand], lambda dim: dim + more)
 
     def pair(self, node: Node, given: Mapping[str, Any]) -> tuple[Affine, Affine] | None:
         """Both operands as integers."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from placement.graph.ir import Node, numel
 from placement.graph.signature import Dim, Signature
@@ -136,10 +136,18 @@ rule(
     code="F.layer_norm({input}, {normalized_shape}, {weight}, {bias}, {eps})",
     implementations=(_statistics("rt.layer_norm({input}, {axis}, COUNT, {weight}, {bias}, {eps})", 2),),
 )
+
+
+def _rms_code(args: Mapping[str, str]) -> str:
+    if args["eps"] == "None" or args["normalized_shape"].count(",") > 1:
+        return f"F.rms_norm({args['input']}, {args['normalized_shape']}, {args['weight']}, {args['eps']})"
+    return f"rt.lean_rms_norm({args['input']}, {args['weight']}, {args['eps']})"
+
+
 rule(
     aten.rms_norm,
     _norm,
-    code="F.rms_norm({input}, {normalized_shape}, {weight}, {eps})",
+    code=_rms_code,
     implementations=(_statistics("rt.rms_norm({input}, {axis}, COUNT, {weight}, {eps})", 1),),
 )
 rule(aten.native_layer_norm, _norm)

@@ -64,10 +64,14 @@ def _layer_norm(node: Node) -> Iterator[Kept]:
 
 
 def _rms_norm(node: Node) -> Iterator[Kept]:
-    """As torch composes it: in float32 at least, of which the input and the normalised rows are kept."""
+    """The input and a number for each row; as torch composes it, in float32 at least, the normalised rows, too."""
     given = arguments(node)
     source, weight = given["input"], given["weight"]
     wide = _accumulated(source)
+    if len(given["normalized_shape"]) == 1 and given["eps"] is not None:
+        yield from map(Kept, (source, *_tensors(weight)))
+        yield Kept(source, wide, _rows(source, 1))
+        return
     if source.requires_grad:
         yield Kept(source, wide) if wide > source.dtype.itemsize else Kept(source)
         yield Kept(source, wide, _rows(source, len(given["normalized_shape"])))
@@ -139,16 +143,17 @@ def _cross_entropy(node: Node) -> Iterator[Kept]:
 
 
 def _over_classes(node: Node) -> Iterator[Kept]:
-    """For each token: the logarithm of the sum and its own weight, the local index, and two flags."""
-    logits, target = node.operands[:2]
+    """For each token the logarithm of the sum, the local index and two flags; in general its own weight, too."""
+    logits, target, *weight = node.operands
+    general = bool(weight) or arguments(node)["label_smoothing"] != 0
     yield Kept(logits)
-    yield Kept(target, 2 * _accumulated(logits) + 8 + 2)
+    yield Kept(target, (1 + general) * _accumulated(logits) + 8 + 2)
 
 
 def _masked_lookup(node: Node) -> Iterator[Kept]:
-    """The rows that were looked up, and which of them are elsewhere."""
+    """The indices; where one is padding the rows that were looked up, and which of them are elsewhere."""
     _, indices = node.operands
-    yield Kept(indices, indices.dtype.itemsize + 1)
+    yield Kept(indices) if arguments(node)["padding_idx"] < 0 else Kept(indices, indices.dtype.itemsize + 1)
 
 
 def _indices(node: Node) -> Iterator[Kept]:

@@ -26,6 +26,7 @@ from placement.runtime.module import Module, attention, buffer, dropout, param, 
 from placement.runtime.norms import layer_norm, rms_norm
 from placement.runtime.outputs import Output
 from placement.runtime.program import Program
+from placement.runtime.rms import lean_rms_norm
 from placement.runtime.rng import seed, steps
 from placement.runtime.same_random import same_random
 from placement.runtime.simulate import SimulatedAxis, SimulatedMesh, simulate
@@ -68,6 +69,7 @@ __all__ = [
     "invariant",
     "joint_exchange",
     "layer_norm",
+    "lean_rms_norm",
     "masked_embedding",
     "mean",
     "pad",

@@ -139,7 +139,7 @@ def summed(module: Module, name: str, axis: Axis) -> Tensor:
     each has its own.
     """
     owner, _, attribute = name.rpartition(".")
-    parameter = getattr(module.get_submodule(owner), attribute)
+    parameter = getattr(module.get_submodule(owner) if owner else module, attribute)
     found = module._aliases.get((axis.name, id(parameter)))
     # By identity: a wrapper may have put another tensor in the parameter's place for this call.
     if found is not None and found[0] is parameter and torch.is_grad_enabled():

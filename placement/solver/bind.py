@@ -22,6 +22,7 @@ from placement.rules import Context, signature_of
 from placement.solver.declared import mesh_of
 from placement.solver.inputs import check_inputs, named_dims, shown, tell_clash
 from placement.solver.leading import beyond_pieces, indivisible, leading
+from placement.solver.lowerings import lowerings
 from placement.solver.mesh import Mesh
 from placement.solver.padding import Uneven
 from placement.solver.unmatched import unmatched_lines
@@ -156,7 +157,7 @@ def bind(
         outputs=binder.outputs(),
         notes=(*spec.notes, *binder.notes),
         limit=spec.limits[0] if spec.limits else None,
-        lowerings=_lowerings(graph, spec),
+        lowerings=lowerings(graph, spec, found),
     )
     longer = binder.uneven.padded(graph, dims, mesh, spec)
     if longer is not None:
@@ -164,15 +165,6 @@ def bind(
         return dataclasses.replace(made, notes=(*binder.uneven.notes, *made.notes))
     found.raise_if_any(spec.sources)
     return bound
-
-
-def _lowerings(graph: Graph, spec: Spec) -> dict[str, frozenset[str]]:
-    found: dict[str, frozenset[str]] = {}
-    for line in spec.lowers:
-        matched = frozenset(path for path in graph.modules if line.pattern.matches(path))
-        for setting in line.settings:
-            found[str(setting)] = found.get(str(setting), frozenset()) | matched
-    return found
 
 
 def _dynamic(graph: Graph, spec: Spec, hints: Mapping[sympy.Symbol, int], axis: str) -> frozenset[sympy.Symbol]:

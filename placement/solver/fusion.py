@@ -1,26 +1,27 @@
 """Several ops of a solved plan as the one that torch has for them: fewer launches, and fewer tensors kept.
 
-Three plain patterns: a linear layer and its bias; a root mean square norm that is written out; attention whose keys and
-values were repeated for the query heads of each group. They are joined only where nothing stands between: no conversion,
-no other reader, no border of a module. What is joined gives what the ops gave, to rounding.
+Three plain patterns: a linear layer and its bias; a root mean square norm that is written out; attention whose keys
+and values were repeated for the query heads of each group. They are joined only where nothing stands between: no
+conversion, no other reader, no border of a module. What is joined gives what the ops gave, to rounding.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from placement.graph.ir import Graph, Node, Output, Value
+from placement.graph.ir import Node, Output, Value
 from placement.rules import JointStrategy, Strategy
 from placement.rules.core import arguments, lookup
 from placement.solver.layers import inside
-from placement.types import P
+from placement.types import P, Type
 
 if TYPE_CHECKING:
+    from placement.solver.bind import Bound
     from placement.solver.plan import Plan, Version
 
 aten = torch.ops.aten
@@ -30,11 +31,16 @@ _Use = tuple[Node, int]  # an operand: the op, and its position
 
 @dataclass(frozen=True, slots=True)
 class _Joined:
-    """Ops, in program order, and the one in their place; ``uses``: of each of its operands, the use it stands for."""
+    """Ops, in program order, and the one in their place.
+
+    uses: of each of its operands, the use it stands for. kept: of values that are kept for the backward no longer, the
+    one that is kept for them, or None.
+    """
 
     nodes: tuple[Node, ...]
     made: Node
     uses: tuple[_Use, ...]
+    kept: Mapping[Value, Value | None] = dataclasses.field(default_factory=dict)
 
 
 def fused(plan: Plan) -> Plan:
@@ -42,39 +48,48 @@ def fused(plan: Plan) -> Plan:
     return _Fusion(plan).plan_with_fewer_ops()
 
 
-class _Fusion:
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.written = plan.bound.lowered("ops = written")
-        self.makers: dict[Value, Node] = {value: node for node in plan.graph.nodes for value in node.results}
-        self.users: dict[Value, list[tuple[Node | Output, int]]] = {}
-        for user, position in plan.uses:
-            value = user.operands[position] if isinstance(user, Node) else user.value
-            assert value is not None
-            self.users.setdefault(value, []).append((user, position))
-        self.converted = {step.value for step in plan.steps}
+def kept_instead(bound: Bound) -> dict[Value, Value | None]:
+    """Where ops are joined, what the backward keeps in place of values that it would keep, None for nothing.
 
-    def plan_with_fewer_ops(self) -> Plan:
-        joined: dict[Node, _Joined] = {}  # by their last op
+    For plans that convert nothing between them, which are all that join them: of others it is less than they keep.
+    """
+    return {value: other for found in _Ops(bound).found().values() for value, other in found.kept.items()}
+
+
+class _Ops:
+    """The patterns in a program, whatever its plan."""
+
+    def __init__(self, bound: Bound) -> None:
+        self.bound, self.graph = bound, bound.graph
+        self.written = bound.lowered("ops = written")
+        self.makers: dict[Value, Node] = {value: node for node in self.graph.nodes for value in node.results}
+        self.users: dict[Value, list[Node | Output]] = {}
+        for node in self.graph.nodes:
+            for value in node.operands:
+                self.users.setdefault(value, []).append(node)
+        for output in self.graph.outputs:
+            if output.value is not None:
+                self.users.setdefault(output.value, []).append(output)
+
+    def found(self) -> dict[Node, _Joined]:
+        """The ops that are joined, by the last of them."""
+        joined: dict[Node, _Joined] = {}
         gone: set[Node] = set()
-        for node in self.plan.graph.nodes:
+        for node in self.graph.nodes:
             for pattern in _PATTERNS.get(node.op, ()):
                 found = pattern(self, node)
-                if found is not None and not gone.intersection(found.nodes) and self._alone(found):
+                if found is not None and not gone.intersection(found.nodes) and self.alone(found):
                     joined[found.nodes[-1]] = found
                     gone.update(found.nodes)
-        return self._without(joined, gone) if joined else self.plan
+        return joined
 
-    # -- what may be joined ---------------------------------------------------------------------
-
-    def _alone(self, found: _Joined) -> bool:
+    def alone(self, found: _Joined) -> bool:
         """Whether nothing stands between the ops, and each runs as it is."""
-        plan, (*_, last) = self.plan, found.nodes
+        last = found.nodes[-1]
         inner = {value for node in found.nodes[:-1] for value in node.results}
         return (
-            all(node.stack == last.stack and not plan.strategies[node].leading for node in found.nodes)
-            and not inner & self.converted
-            and all(user in found.nodes for value in inner for user, _ in self.users.get(value, ()))
+            all(node.stack == last.stack for node in found.nodes)
+            and all(user in found.nodes for value in inner for user in self.users.get(value, ()))
             and not inside(last, self.written)
         )
 
@@ -86,14 +101,40 @@ class _Fusion:
     def only_user(self, value: Value, *ops: Any) -> Node | None:
         """The op that is alone in reading the value, if it is one of ``ops``."""
         users = self.users.get(value, [])
-        user = users[0][0] if len(users) == 1 else None
+        user = users[0] if len(users) == 1 else None
         return user if isinstance(user, Node) and user.op in ops else None
 
-    def type_of(self, use: _Use) -> Any:
-        """The types in which an operand is taken."""
+    def type_of(self, use: _Use) -> Iterable[Type]:  # noqa: ARG002 - what plans know
+        """The types in which an operand is taken, on each axis."""
+        return ()
+
+    def sums(self, value: Value) -> bool:  # noqa: ARG002 - as above
+        """Whether each rank has a term of the value."""
+        return False
+
+
+class _Fusion(_Ops):
+    """The patterns of a plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan.bound)
+        self.plan = plan
+        self.converted = {step.value for step in plan.steps}
+
+    def alone(self, found: _Joined) -> bool:
+        inner = {value for node in found.nodes[:-1] for value in node.results}
+        plain = not any(self.plan.strategies[node].leading for node in found.nodes)
+        return plain and not inner & self.converted and super().alone(found)
+
+    def type_of(self, use: _Use) -> Iterable[Type]:
         return self.plan.uses[use].type
 
-    # -- the plan without them --------------------------------------------------------------------
+    def sums(self, value: Value) -> bool:
+        return P in self.plan.produced[value]
+
+    def plan_with_fewer_ops(self) -> Plan:
+        joined = self.found()
+        return self._without(joined, {n for found in joined.values() for n in found.nodes}) if joined else self.plan
 
     def _without(self, joined: Mapping[Node, _Joined], gone: set[Node]) -> Plan:
         plan = self.plan
@@ -126,7 +167,7 @@ class _Fusion:
         return made
 
     def _strategy(self, found: _Joined) -> JointStrategy:
-        operands = tuple(self.type_of(use) for use in found.uses)
+        operands = tuple(self.plan.uses[use].type for use in found.uses)
         results = tuple(self.plan.produced[value] for value in found.made.results)
         parts = tuple(
             Strategy(tuple(kinds[axis] for kinds in operands), tuple(kinds[axis] for kinds in results))
@@ -142,7 +183,7 @@ def _now(user: Node | Output, instead: Mapping[Node, Node]) -> Node | Output:
 # -- patterns ---------------------------------------------------------------------------------------
 
 
-def _biased(fusion: _Fusion, node: Node) -> _Joined | None:
+def _biased(fusion: _Ops, node: Node) -> _Joined | None:
     """``linear(x, w) + b``."""
     if len(node.operands) != 2 or len(node.args) != 2 or node.kwargs:
         return None
@@ -153,12 +194,12 @@ def _biased(fusion: _Fusion, node: Node) -> _Joined | None:
         return None
     if len(bias.shape) != 1 or bias.dtype != product.dtype or bias in fusion.makers:
         return None
-    if P in fusion.plan.produced[product] or bias.shape[0] != product.shape[-1]:
+    if fusion.sums(product) or bias.shape[0] != product.shape[-1]:
         return None
     return _Joined((layer, node), _made(node, layer.op, (*layer.args, bias)), ((layer, 0), (layer, 1), (node, 1)))
 
 
-def _normed(fusion: _Fusion, node: Node) -> _Joined | None:
+def _normed(fusion: _Ops, node: Node) -> _Joined | None:
     """``x * rsqrt(mean(x ** 2, -1) + eps) * weight``, from the root on; perhaps computed in a wider dtype."""
     added = fusion.maker(node.args[0], aten.add.Tensor)
     mean = fusion.maker(added.args[0], aten.mean.dim) if added is not None else None
@@ -170,7 +211,13 @@ def _normed(fusion: _Fusion, node: Node) -> _Joined | None:
     where = arguments(mean)
     last = len(source.shape) - 1
     dims = tuple(dim % len(source.shape) for dim in where["dim"] or ())
-    if not isinstance(eps, float) or added.kwargs or dims != (last,) or not where["keepdim"] or len(scaled.operands) != 2:
+    if (
+        not isinstance(eps, float)
+        or added.kwargs
+        or dims != (last,)
+        or not where["keepdim"]
+        or len(scaled.operands) != 2
+    ):
         return None
     at = next((i for i, value in enumerate(scaled.operands) if value is source), None)
     if at is None or scaled.operands[1 - at] is not node.results[0]:
@@ -180,15 +227,17 @@ def _normed(fusion: _Fusion, node: Node) -> _Joined | None:
     return _weighted(fusion, (square, mean, added, node, scaled), source, eps)
 
 
-def _weighted(fusion: _Fusion, nodes: tuple[Node, ...], source: Value, eps: float) -> _Joined | None:
+def _weighted(fusion: _Ops, nodes: tuple[Node, ...], source: Value, eps: float) -> _Joined | None:
     """The norm with the casts around it and its weight."""
     result, use = nodes[-1].results[0], (nodes[0], 0)
+    kept: dict[Value, Value | None] = {}
     wide = fusion.maker(source, aten.to.dtype)
     narrow = fusion.only_user(result, aten.to.dtype) if wide is not None else None
     if wide is not None and narrow is not None and narrow.results[0].dtype == wide.operands[0].dtype:
         if result.dtype is not torch.float32 or narrow.results[0].dtype not in (torch.float16, torch.bfloat16):
             return None  # torch's own is as wide as that, and no wider
         nodes, source, result, use = (wide, *nodes, narrow), wide.operands[0], narrow.results[0], (wide, 0)
+        kept[wide.results[0]] = source
     size = source.shape[-1]
     product = fusion.only_user(result, aten.mul.Tensor)
     uses: tuple[_Use, ...] = (use,)
@@ -198,26 +247,27 @@ def _weighted(fusion: _Fusion, nodes: tuple[Node, ...], source: Value, eps: floa
         other = product.operands[1 - at]
         if len(other.shape) == 1 and other.shape[0] == size and other.dtype == result.dtype and other is not result:
             weight, nodes, uses = other, (*nodes, product), (*uses, (product, 1 - at))
+            kept[result] = None  # the normalised rows
     if not isinstance(size, int) or any(kind.over for kind in _along(fusion, source, use)):
         return None
-    return _Joined(nodes, _made(nodes[-1], aten.rms_norm.default, (source, (size,), weight, eps)), uses)
+    return _Joined(nodes, _made(nodes[-1], aten.rms_norm.default, (source, (size,), weight, eps)), uses, kept)
 
 
-def _along(fusion: _Fusion, source: Value, use: _Use) -> Iterator[Any]:
+def _along(fusion: _Ops, source: Value, use: _Use) -> Iterator[Any]:
     """The types that cut the last dim of a value."""
     for kind in fusion.type_of(use):
-        place = fusion.plan.bound.dims.locate(source, kind.over) if kind.over else None
+        place = fusion.bound.dims.locate(source, kind.over) if kind.over else None  # type: ignore[arg-type]
         if place is not None and place[0] == len(source.shape) - 1:
             yield kind
 
 
-def _grouped(fusion: _Fusion, node: Node) -> _Joined | None:
+def _grouped(fusion: _Ops, node: Node) -> _Joined | None:
     """Attention to keys and values that are repeated for the query heads of each group."""
     given = arguments(node)
     narrow = node.operands[0].dtype in (torch.float16, torch.bfloat16)
     if given["attn_mask"] is not None or given["dropout_p"] or given["enable_gqa"]:
         return None
-    if not narrow and fusion.plan.mesh.device.name != "cpu":  # kernels that group heads are of narrow dtypes there
+    if not narrow and fusion.bound.mesh.device.name != "cpu":  # kernels that group heads are of narrow dtypes there
         return None
     sides = [_repeated(fusion, (node, position)) for position in (1, 2)]
     if any(side is None for side in sides):
@@ -229,10 +279,11 @@ def _grouped(fusion: _Fusion, node: Node) -> _Joined | None:
     args = (node.operands[0], *sources, None, 0.0, given["is_causal"])
     made = _made(node, node.op, args, {"scale": given["scale"], "enable_gqa": True})
     nodes = tuple(dict.fromkeys((*keys, *values, node)))
-    return _Joined(nodes, made, ((node, 0), key, value))
+    kept = dict(zip(node.operands[1:3], sources, strict=True))
+    return _Joined(nodes, made, ((node, 0), key, value), kept)
 
 
-def _repeated(fusion: _Fusion, use: _Use) -> tuple[tuple[Node, ...], _Use] | None:
+def _repeated(fusion: _Ops, use: _Use) -> tuple[tuple[Node, ...], _Use] | None:
     """The ops that repeat heads [batch, heads, tokens, size] for the operand, and what they take: cut as they give."""
     node, position = use
     nodes = _opened(fusion.makers, node.operands[position])
@@ -257,22 +308,11 @@ def _opened(makers: Mapping[Value, Node], value: Value) -> tuple[Node, Node, Nod
     return (opened, expanded, joined) if same else None
 
 
-def repeats(graph: Graph) -> dict[Value, int]:
-    """How often each value that repeats heads may do so, whatever the plan: attention may take them as they were."""
-    makers = {value: node for node in graph.nodes for value in node.results}
-    found: dict[Value, int] = {}
-    for node in graph.nodes:
-        opened = _opened(makers, node.results[0]) if node.op is aten.reshape.default else None
-        if opened is not None:
-            found[node.results[0]] = opened[1].results[0].shape[2]
-    return found
-
-
 def _made(like: Node, op: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Node:
     return dataclasses.replace(like, op=op, args=args, kwargs=dict(kwargs or {}))
 
 
-_PATTERNS: dict[Any, tuple[Callable[[_Fusion, Node], _Joined | None], ...]] = {
+_PATTERNS: dict[Any, tuple[Callable[[_Ops, Node], _Joined | None], ...]] = {
     aten.add.Tensor: (_biased,),
     aten.rsqrt.default: (_normed,),
     aten.scaled_dot_product_attention.default: (_grouped,),

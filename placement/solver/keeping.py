@@ -7,7 +7,8 @@ count exactly: it widens the problem so much that a solve takes fifty times as l
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -17,7 +18,7 @@ from placement.rules import lookup
 from placement.rules.strategies import JointStrategy
 from placement.solver.alike import Alike
 from placement.solver.bind import Bound
-from placement.solver.fusion import repeats
+from placement.solver.fusion import kept_instead
 from placement.solver.layers import thin, weights_of
 from placement.solver.storages import OneDevice, Thin, Use
 from placement.types import I, Joint, R
@@ -61,13 +62,14 @@ class Keeping:
         cut: Any = None if least else frozenset(kind.over for pin in pins for kind in pin.types if kind.over)
         self.alike = Alike(bound)
         self._weights = weights_of(bound.graph) if least else frozenset[Value]()
-        self._repeats = repeats(bound.graph) if least else {}
         self._kept = bound.lowered("gathered = kept")
         axes = [Thin(bound, index, cut, self.alike) for index, axis in enumerate(bound.mesh.axes) if axis.n > 1]
         self.one = OneDevice(bound, self.alike, axes)
         self._charges: dict[tuple[Node, str], tuple[_Charge, ...]] = {}
         uses = {(node, ""): found for node, found in self.one.uses.items()}
         uses |= {(node, name): self._otherwise(node, name) for node in bound.graph.nodes for name in _others(node)}
+        instead = kept_instead(bound)
+        uses = {key: tuple(self._joined(found, instead)) for key, found in uses.items()}
         self._payers: dict[int, Node] = {}
         for node in bound.graph.nodes:
             for use in (use for name in ("", *_others(node)) for use in uses[node, name]):
@@ -81,6 +83,16 @@ class Keeping:
         operands, results = [layouts[v] for v in node.operands], [layouts[v] for v in node.results]
         return tuple(self.one.used(node, implementation, operands, results))
 
+    def _joined(self, uses: Iterable[Use], instead: Mapping[Value, Value | None]) -> Iterator[Use]:
+        """What is kept where ops are joined to one."""
+        for use in uses:
+            other = instead.get(use.kept.value, use.kept.value)
+            if other is use.kept.value or use.storage < 0:
+                yield use
+            elif other is not None:
+                storage = self.one.layouts[other].storage
+                yield dataclasses.replace(use, storage=storage, nbytes=self.one.heap.nbytes[storage])
+
     def _charged(self, node: Node, uses: tuple[Use, ...]) -> Iterator[_Charge]:
         values = (*node.operands, *node.results)
         blocks = thin(node, self._weights, self._kept)
@@ -89,8 +101,7 @@ class Keeping:
                 continue
             places = tuple(place for place, value in enumerate(values) if value is use.kept.value)
             again = blocks and places == (0,)
-            nbytes = use.nbytes // self._repeats.get(use.kept.value, 1)
-            yield _Charge(use.storage, nbytes, places, use, self._payers[use.storage] is node, again)
+            yield _Charge(use.storage, use.nbytes, places, use, self._payers[use.storage] is node, again)
 
     def likeness(self, node: Node) -> object:
         """Equal for ops that keep as much where they are cut alike."""

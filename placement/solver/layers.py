@@ -7,7 +7,8 @@ for weights. What is gathered so is not kept for the backward but gathered again
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
 from placement.graph.ir import Graph, Node, Output, Value
@@ -25,7 +26,7 @@ def weights_of(graph: Graph) -> frozenset[Value]:
     return frozenset(parameter.value for parameter in graph.parameters)
 
 
-def is_layer(node: Node, weights: Set[Value]) -> bool:
+def is_layer(node: Node, weights: AbstractSet[Value]) -> bool:
     """Whether the op is a linear layer's product: of a value, and of one of ``weights``."""
     found = lookup(node)
     return (
@@ -37,7 +38,7 @@ def is_layer(node: Node, weights: Set[Value]) -> bool:
     )
 
 
-def thin(node: Node, weights: Set[Value], kept: Set[str]) -> bool:
+def thin(node: Node, weights: AbstractSet[Value], kept: AbstractSet[str]) -> bool:
     """Whether the op's backward makes do with the blocks of an input that is gathered for it.
 
     kept: modules in which what is gathered is kept.
@@ -45,7 +46,7 @@ def thin(node: Node, weights: Set[Value], kept: Set[str]) -> bool:
     return is_layer(node, weights) and node.operands[1].requires_grad and not inside(node, kept)
 
 
-def with_layers(steps: Sequence[Step], uses: Uses, graph: Graph, kept: Set[str]) -> list[Step]:
+def with_layers(steps: Sequence[Step], uses: Uses, graph: Graph, kept: AbstractSet[str]) -> list[Step]:
     """The steps, those that run with linear layers with these, and with what is gathered again."""
     weights = weights_of(graph)
     parents = {path.rpartition(".")[0] for path in graph.modules}
@@ -67,7 +68,7 @@ def _suits(step: Step) -> bool:
     return step.value.requires_grad and kinds in ((Kind.S, Kind.R), (Kind.I, Kind.R)) and not placed
 
 
-def _layers(step: Step, uses: Uses, weights: Set[Value], parents: Set[str]) -> tuple[Node, ...]:
+def _layers(step: Step, uses: Uses, weights: AbstractSet[Value], parents: AbstractSet[str]) -> tuple[Node, ...]:
     """The ops that take what the step gives, if all are layers of one module or of its leaves; else none."""
     layers = [node for node in step.consumers if isinstance(node, Node)]
     if len(layers) < len(step.consumers) or not all(is_layer(node, weights) for node in layers):
@@ -78,6 +79,6 @@ def _layers(step: Step, uses: Uses, weights: Set[Value], parents: Set[str]) -> t
     return tuple(layers) if len(homes) == 1 else ()
 
 
-def inside(node: Node, modules: Set[str]) -> bool:
+def inside(node: Node, modules: AbstractSet[str]) -> bool:
     """Whether the op is part of one of the modules, '' being the model itself."""
     return "" in modules or any(call.path in modules for call in node.stack)

@@ -8,19 +8,19 @@ from placement.graph.ir import Graph
 from placement.lang.diagnostics import Diagnostics, near
 from placement.lang.patterns import compile_pattern, expand
 from placement.lang.source import Span
-from placement.lang.spec import ExpectLine, ParamLine, Pattern, Spec, ValueLine
+from placement.lang.spec import ExpectLine, LowerLine, ParamLine, Pattern, Spec, ValueLine
 from placement.solver.nearest import nearest, nearest_path
 
-_Line = ParamLine | ValueLine | ExpectLine
+_Line = ParamLine | ValueLine | LowerLine | ExpectLine
 _MOST = 8  # names to list
 
 
-def unmatched_lines(graph: Graph, spec: Spec, found: Diagnostics) -> list[ParamLine | ValueLine | ExpectLine]:
+def unmatched_lines(graph: Graph, spec: Spec, found: Diagnostics) -> list[_Line]:
     """The lines whose pattern, or an alternative of it, matches nothing: reported (PLC104).
 
     Where no line of a block matches because of the block's own path, that path is at fault, once.
     """
-    return _Check(graph, found).run((*spec.params, *spec.values, *spec.expects))
+    return _Check(graph, found).run((*spec.params, *spec.values, *spec.lowers, *spec.expects))
 
 
 class _Check:

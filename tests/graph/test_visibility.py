@@ -47,7 +47,7 @@ EVERYTHING: dict[str, Mask] = {
 }
 KEPT: dict[str, Mask] = {
     "the next one too": lambda s, _: torch.ones(s, s, dtype=torch.bool).tril(diagonal=1),
-    "not itself": lambda s, _: torch.arange(s)[:, None] * 2 >= torch.arange(s)[None] * 2 + (torch.arange(s)[:, None] > 0),
+    "not itself": lambda s, _: torch.arange(s)[:, None] >= torch.arange(s)[None] + (torch.arange(s)[:, None] > 0),
     "a window": lambda s, _: up_to(s) & (torch.arange(s)[:, None] - torch.arange(s)[None] < 3),
     "what comes later": lambda s, _: up_to(s).mT,
     "of the data": lambda s, x: up_to(s) & (torch.arange(s)[None] < x[:, None, None, None]),

@@ -37,7 +37,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "DTYPE": ("float32", "float32", "bfloat16", "float64", "float8_e4m3fn"),
     "device/QUANTITY": ("400 TFLOP/s", "60TFLOP/s", "1.5  PFLOP/s", "2 TB/s", "96GB", "141  GB"),
     "link/QUANTITY": ("450 GB/s", "450GB/s", "3 us", "1.5  ms", "50 GB /s"),
-    "lower/NAME": ("overlap", "gathered", "reduce"),
+    "lower/NAME": ("overlap", "gathered", "ops", "reduce"),
     "limit/NAME": ("memory",),
     "strategy/NAME": ("ring", "ulysses", "cp"),
 }

@@ -64,7 +64,7 @@ def drawn(spec, n):
 def test_the_sum_is_what_the_plan_keeps(spec, n):
     pairs = drawn(spec, n)
     assert len(set(pairs)) > 8
-    # Less where ops keep one value in different types, or a block that is a view of the whole.
-    # And where an input is shared by all ranks that could have been gathered, and then gathered again.
-    assert all((0.85 if "kept" in spec else 0.6) * real < told <= real for told, real in pairs)
+    # Less where ops keep one value in different types, or a block that is a view of the whole; where a conversion keeps
+    # ops apart that else are one; and where an input is shared by all ranks that could have been gathered twice.
+    assert all((0.7 if "kept" in spec else 0.6) * real < told <= real for told, real in pairs)
     assert "kept" not in spec or pairs[0][0] == pairs[0][1]

@@ -58,7 +58,7 @@ def test_memory_makes_it_store_blocks() -> None:
     free = api.plan(model, {"dp": 2}, DATA, example=given)
     assert not any(kind.stored for joint in free.produced.values() for kind in joint)
     held = memory(free).rank
-    most = held.peak - held.states // 6
+    most = held.peak - held.states // 3
     limited = DATA + f"limit memory {most} B\n"
     tight = api.plan(model, {"dp": 2}, limited, example=given)
     assert any(kind.stored for joint in tight.produced.values() for kind in joint)

@@ -112,7 +112,8 @@ def test_what_is_another_norm_stays(how: str) -> None:
 
 def test_a_norm_over_a_cut_dim_stays() -> None:
     """The mean is then a sum over ranks."""
-    spec = "mesh tp\ninput x : [batch, seq, hidden], Shard(hidden)\nparam weight : Shard(0)\noutput output : Shard(hidden)\n"
+    spec = "mesh tp\ninput x : [batch, seq, hidden], Shard(hidden)\nparam weight : Shard(0)\n"
+    spec += "output output : Shard(hidden)\n"
     torch.manual_seed(0)
     model, x = Norm("").double(), torch.randn(2, 4, HIDDEN, dtype=torch.float64)
     program = placement.compile(model, placement.simulate(tp=2), spec, example={"x": x})
@@ -163,3 +164,19 @@ def test_a_line_of_the_spec_keeps_them_as_written() -> None:
     close(written(x), model(x))
     assert memory(program.plan).rank.saved_bytes < memory(written.plan).rank.saved_bytes
     assert sum(map(sum, fused(program.plan).work.values())) == sum(map(sum, program.plan.work.values()))
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "text"),
+    [
+        ("lower nowhere.* : ops = written\n", "PLC104", "matches no module"),
+        ("lower ** : ops = written\nlower norm : ops = fused\n", "PLC304", "the ops of 'norm' is 'fused' here"),
+        ("lower norm : overlap = ring\n", "PLC303", "setting 'overlap = ring' is not supported yet"),
+    ],
+)
+def test_lines_that_set_nothing_or_two_things_are_refused(lines: str, code: str, text: str) -> None:
+    with pytest.raises(placement.PlacementError) as caught:
+        compiled(TP + lines)
+    (fault,) = caught.value.diagnostics
+    assert fault.code == code
+    assert text in fault.message
