@@ -6,9 +6,11 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
 import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.nn.modules.module import _has_any_global_hook
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -84,6 +86,51 @@ def accumulates(node: Any) -> bool:
 def after_backward(callback: Callable[[], None]) -> None:
     """Call ``callback`` when the running backward pass has accumulated all its gradients."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+def _options(kind: Any, op: dist.ReduceOp.RedOpType | None = None) -> dict[bool, Any]:
+    """What a group is told of a collective, by whether it is waited for later."""
+    made: dict[bool, Any] = {}
+    for later in (False, True):
+        made[later] = kind()
+        made[later].asyncOp = later
+        if op is not None:
+            made[later].reduceOp = op
+    return made
+
+
+class Group:
+    """A process group's own methods: those of torch.distributed check at each call what is known here.
+
+    All give what is to be waited for, also where it is not for ``later``: some transports return before they are done.
+    """
+
+    _reducing: ClassVar = {
+        "sum": _options(distributed_c10d.AllreduceOptions, dist.ReduceOp.SUM),
+        "max": _options(distributed_c10d.AllreduceOptions, dist.ReduceOp.MAX),
+    }
+    _gathering: ClassVar = _options(distributed_c10d.AllgatherOptions)
+    _scattering: ClassVar = _options(distributed_c10d.ReduceScatterOptions, dist.ReduceOp.SUM)
+    _exchanging: ClassVar = _options(distributed_c10d.AllToAllOptions)
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+
+    def all_reduce(self, x: torch.Tensor, op: str, *, later: bool) -> dist.Work:
+        """The ranks' sum or maximum, in place."""
+        return self.group.allreduce([x], self._reducing[op][later])
+
+    def all_gather(self, out: torch.Tensor, x: torch.Tensor, *, later: bool) -> dist.Work:
+        """The ranks' tensors one after the other, in ``out``."""
+        return self.group.all_gather_single(out, x, self._gathering[later])
+
+    def reduce_scatter(self, out: torch.Tensor, x: torch.Tensor, *, later: bool) -> dist.Work:
+        """The sum of the own one of n blocks of ``x``, in ``out``."""
+        return self.group.reduce_scatter_single(out, x, self._scattering[later])
+
+    def all_to_all(self, out: torch.Tensor, x: torch.Tensor, *, later: bool) -> dist.Work:
+        """The own one of the n blocks that each rank has, in ``out``."""
+        return self.group.all_to_all_single(out, x, [], [], self._exchanging[later])
 
 
 @dataclass(frozen=True, slots=True)

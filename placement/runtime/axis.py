@@ -18,15 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import (
-    AllgatherOptions,
-    AllreduceOptions,
-    AllToAllOptions,
-    ReduceScatterOptions,
-)
 
 from placement.runtime import trace
-from placement.runtime._torch import eager, flattened
+from placement.runtime._torch import Group, eager, flattened
 from placement.runtime.cuts import Cut, block, blocks, check_dim, in_rows, joined, of_rows, padded, places
 from placement.runtime.errors import MeshError, SizeError
 
@@ -41,7 +35,6 @@ U = TypeVar("U")
 
 COMMUNICATING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 LOCAL = ("none", "split", "keep", "pad")
-_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 _CUTTING = ("all_gather", "reduce_scatter", "all_to_all", "split", "pad")
 
 
@@ -230,6 +223,7 @@ class MeshAxis(Axis):
         self.whole = mesh
         self.mesh = flattened(mesh, axes) if axes else mesh if mesh.ndim == 1 else mesh[name]
         self.group = self.mesh.get_group()
+        self._group = Group(self.group)
         super().__init__(name, self.mesh.size(), self.mesh.get_local_rank(), device, reduce_dtype)
 
     def together(self, what: Hashable, payload: T, action: Callable[[list[T]], Sequence[U]]) -> U:  # noqa: ARG002, D102
@@ -238,45 +232,27 @@ class MeshAxis(Axis):
     def _transport(
         self, step: Step, sent: Sequence[Tensor], *, own: bool, later: bool
     ) -> tuple[Sequence[Tensor], dist.Work | None]:
-        # The group's own methods: those of torch.distributed check again, at each call, what is known here.
         (x,) = sent
         if step.kind == "all_reduce":
             out = x if own else x.clone()
             if step.op != "sum" and out.is_complex():
                 raise ValueError(f"no {step.op} of complex numbers")
-            work = self.group.allreduce([_real(out)], _REDUCING[step.op, later])
+            work = self._group.all_reduce(_real(out), step.op, later=later)
         elif step.kind == "all_gather":
             shape = x.shape
             out = x.new_empty((self.size * shape[0], *shape[1:]))
-            work = self.group.all_gather_single(_real(out), _real(x), _GATHERING[later])
+            work = self._group.all_gather(_real(out), _real(x), later=later)
         elif step.kind == "reduce_scatter":
             shape = x.shape
             out = x.new_empty((shape[0] // self.size, *shape[1:]))
-            work = self.group.reduce_scatter_single(_real(out), _real(x), _SCATTERING[later])
+            work = self._group.reduce_scatter(_real(out), _real(x), later=later)
         else:
             out = torch.empty_like(x)
-            work = self.group.all_to_all_single(_real(out), _real(x), [], [], _EXCHANGING[later])
+            work = self._group.all_to_all(_real(out), _real(x), later=later)
         if later:
             return (out,), work
         work.wait()  # some transports return before they are done
         return (out,), None
-
-
-def _options(kind: Any, op: str | None = None) -> dict[bool, Any]:
-    """What the group is told of a collective, by whether it is waited for later: made once, for all calls."""
-    made: dict[bool, Any] = {}
-    for later in (False, True):
-        made[later] = kind()
-        made[later].asyncOp = later
-        if op is not None:
-            made[later].reduceOp = _OPS[op]
-    return made
-
-
-_REDUCING = {(op, later): told for op in _OPS for later, told in _options(AllreduceOptions, op).items()}
-_GATHERING = _options(AllgatherOptions)
-_SCATTERING = _options(ReduceScatterOptions, "sum")
-_EXCHANGING = _options(AllToAllOptions)
 
 
 def _real(x: Tensor) -> Tensor:

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
+import torch.distributed as dist
 
-from placement.runtime._torch import accumulates, after_backward, eager, in_backward, version
+from placement.runtime._torch import (
+    Group,
+    accumulates,
+    after_backward,
+    autocast_dtype,
+    eager,
+    hooked,
+    in_backward,
+    parameter_at,
+    version,
+)
+from tests.gloo import GlooPool
 
 
 class Probe(torch.autograd.Function):
@@ -80,3 +94,64 @@ def test_eager_breaks_the_graph() -> None:
     torch.compile(lambda x: inner(x * 2) * 2, backend="eager")(torch.ones(2))
     assert calls
     assert not any(calls)
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        lambda m: m.register_forward_hook(lambda *_: None),
+        lambda m: m.register_forward_pre_hook(lambda *_: None),
+        lambda m: m.register_full_backward_hook(lambda *_: None),
+        lambda m: m.register_full_backward_pre_hook(lambda *_: None),
+        lambda _: torch.nn.modules.module.register_module_forward_hook(lambda *_: None),
+    ],
+    ids=["forward", "before forward", "backward", "before backward", "of all modules"],
+)
+def test_hooked(hook: Callable[[torch.nn.Module], Any]) -> None:
+    module = torch.nn.Linear(2, 2)
+    assert not hooked(module)
+    handle = hook(module)
+    assert hooked(module)
+    handle.remove()
+    assert not hooked(module)
+
+
+def test_autocast_dtype() -> None:
+    x = torch.ones(1)
+    assert autocast_dtype(x) is None
+    with torch.autocast("cpu", torch.bfloat16):
+        assert autocast_dtype(x) is torch.bfloat16
+        with torch.autocast("cpu", enabled=False):
+            assert autocast_dtype(x) is None
+
+
+def test_parameter_at() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    assert parameter_at(module, ["0", "weight"]) is module[0].weight
+    assert parameter_at(module, ["0", "other"]) is None
+    assert parameter_at(module, ["1", "weight"]) is None
+
+
+def in_a_group() -> list[list[float]]:
+    """What each call leaves on this rank of two, at once and later."""
+    group, rank, found = Group(dist.group.WORLD), dist.get_rank(), []  # type: ignore[arg-type]
+    for later in (False, True):
+        own = torch.tensor([1.0 + rank, 5.0 - rank])
+        total, largest, both, part, other = own.clone(), own.clone(), own.new_empty(4), own.new_empty(1), own.clone()
+        for work in (
+            group.all_reduce(total, "sum", later=later),
+            group.all_reduce(largest, "max", later=later),
+            group.all_gather(both, own, later=later),
+            group.reduce_scatter(part, own, later=later),
+            group.all_to_all(other, own, later=later),
+        ):
+            work.wait()
+        found += [x.tolist() for x in (total, largest, both, part, other)]
+    return found
+
+
+@pytest.mark.gloo
+def test_a_group(gloo: Callable[[int], GlooPool]) -> None:
+    for rank, found in enumerate(gloo(2).run(in_a_group)):
+        expected = [[3.0, 9.0], [2.0, 5.0], [1.0, 5.0, 2.0, 4.0], [[3.0], [9.0]][rank], [[1.0, 2.0], [5.0, 4.0]][rank]]
+        assert found == expected * 2
