@@ -262,9 +262,13 @@ class _Reader:
             constants=self.constants,
             size_guards=self._size_guards(),
         )
-        graph = normalize.normalize(graph)
-        refusals.refuse(graph)
-        return graph
+        try:
+            normal = normalize.normalize(graph)
+        except PlacementError:
+            refusals.refuse(graph)  # the op that is at fault says more than what it writes
+            raise
+        refusals.refuse(normal)
+        return normal
 
     # -- sizes ----------------------------------------------------------------------------------
 

@@ -32,16 +32,23 @@ _REARRANGED = {
 """Views of all of their operand, each element once; or, some of them and at times, copies."""
 
 
-def functional(nodes: Iterable[Node], returned: Iterable[Value]) -> tuple[list[Node], Mapping[Value, Value]]:
+def functional(
+    nodes: Iterable[Node], returned: Iterable[Value], state: Mapping[Value, str] | None = None
+) -> tuple[list[Node], Mapping[Value, Value]]:
     """The nodes without in-place ops, and what in the end has taken the place of each value written to.
 
     ``op_(x, ...)`` becomes ``op(x, ...)``, whose result takes the place of x from there on. A write to a slice of x is
     a write to x: x with that slice replaced takes its place. A write to x in another shape is a write to that alone: x
     itself may not be read again. Raises PlacementError (PLC407) where it is, for a write through any other view, and
-    where a view that was taken before a write is read after it, or ``returned``.
+    where a view that was taken before a write is read after it, or ``returned``; and where ``state`` is written to,
+    parameters and buffers with their names, which would have to outlive the call.
     """
     maker = _Functional()
     made = list(maker.run(nodes))
+    for value, name in (state or {}).items():
+        write = maker.writes.get(value, maker.overwritten.get(value))
+        if write is not None:
+            raise _fault(f"the model writes to '{name}' in forward", write)
     maker.refuse_overwritten(returned)
     return made, maker.now
 
@@ -51,6 +58,7 @@ class _Functional:
         self.now: dict[Value, Value] = {}  # what has taken the place of a value that was written to
         self.views: dict[Value, Node] = {}  # the op that made a view
         self.overwritten: dict[Value, Node] = {}  # views whose base was written to later, and by what
+        self.writes: dict[Value, Node] = {}  # what wrote to a value first
         self.count = 0
 
     def run(self, nodes: Iterable[Node]) -> Iterator[Node]:
@@ -79,6 +87,7 @@ class _Functional:
         yield dataclasses.replace(node, op=op)
         written = {target}
         value = result
+        self.writes.setdefault(target, node)
         self._replace(target, result)
         while target in self.views:
             view = self.views[target]
@@ -91,6 +100,7 @@ class _Functional:
             part, value = value, (yield from self._scatter(scatter, view, value, node))
             self._replace(target, value)
             self.views[part] = mapped(view, {target: value})  # what is written to the part later is written there, too
+            self.writes.setdefault(target, node)
             written |= {target, part}
         self._overwrite(written, node)
 

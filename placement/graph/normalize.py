@@ -30,7 +30,8 @@ def values_in(tree: Any) -> Iterator[Value]:
 
 def normalize(graph: Graph) -> Graph:
     """The same program in normal form. Raises PlacementError (PLC407) for what cannot be made functional."""
-    nodes, written = functional(graph.nodes, (o.value for o in graph.outputs if o.value is not None))
+    returned = (o.value for o in graph.outputs if o.value is not None)
+    nodes, written = functional(graph.nodes, returned, {p.value: p.name for p in graph.parameters})
     builder = _Builder()
     for node in nodes:
         builder.add(node)

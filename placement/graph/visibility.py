@@ -111,8 +111,13 @@ class _Known:
         namespace, name = schema_name(node.op)
         reader = _READERS.get(name) if namespace == "aten" and len(node.results) == 1 else None
         found = reader(self, node, _arguments(node)) if reader else None
-        if found is not None:
-            self.values[node.results[0]] = found
+        if found is None:
+            return
+        (value,) = node.results
+        if value.dtype not in _WIDE:
+            return  # numbers that wrap around are not what is counted
+        alone = frozenset(dim for dim, size in enumerate(value.shape) if size == 1)  # at the only index, which is 0
+        self.values[value] = _without(found, alone) if alone else found
 
     def aligned(self, operand: Any, rank: int) -> Known | None:
         """An operand as it takes part in a result of ``rank`` dims: broadcast, or a number."""
@@ -130,6 +135,18 @@ class _Known:
         rank = len(node.results[0].shape)
         left, right = (self.aligned(given[name], rank) for name in ("self", "other"))
         return (left, right) if isinstance(left, Affine) and isinstance(right, Affine) else None
+
+
+_WIDE = (torch.bool, torch.int32, torch.int64)
+
+
+def _without(known: Known, dims: frozenset[int]) -> Known:
+    """Where the indices of ``dims`` are 0."""
+
+    def cut(one: Affine) -> Affine:
+        return Affine(one.const, {dim: factor for dim, factor in one.by.items() if dim not in dims})
+
+    return cut(known) if isinstance(known, Affine) else _all_of(list(map(cut, known)))
 
 
 def _moved(known: Known, to: Callable[[int], int]) -> Known:

@@ -31,6 +31,8 @@ def running(step: Step) -> list[Fact]:
     plain = all(NO.low.at_most(x.low) and x.high == Bound(more=x.high.more) for x in terms)
     if dim != step.given["dim"] % len(source.shape) or not place.alone or not plain or most == INFINITY:
         return [fact]
+    if most != int(most):
+        return [fact]
     most, more = int(most), int(most) * place.more
     ranges = {frozenset[int](): Bound(most, 0, more), frozenset({dim}): Bound(0, most, more)}
     return [Fact(fact.places, {region: Range(NO.low, high) for region, high in ranges.items()})]

@@ -17,6 +17,7 @@ from placement.runtime.outputs import mapped
 if TYPE_CHECKING:
     import inspect
     from collections.abc import Mapping
+    from types import CodeType
 
     from torch import Tensor
 
@@ -140,9 +141,8 @@ class Guard:
 
     def _check_requirements(self, sizes: Mapping[str, int]) -> None:
         for text, code in self.requires:
-            # Our own text, over sizes alone.
             names = [name for name in code.co_names if name not in _FUNCTIONS]
-            if set(names) <= set(sizes) and not eval(code, {"__builtins__": _FUNCTIONS}, dict(sizes)):  # noqa: S307
+            if set(names) <= set(sizes) and not _holds(code, sizes):
                 given = ", ".join(f"{name} = {sizes[name]}" for name in names)
                 raise SizeError(f"the model branches on sizes, and was captured where {text}; here {given}")
 
@@ -159,6 +159,14 @@ class Guard:
             if any(row != shapes[0] for row in shapes):
                 shown = "; ".join(f"rank {rank}: {row}" for rank, row in enumerate(shapes))
                 raise SizeError(f"blocks of {', '.join(map(repr, names))} differ on axis {axis.name!r}: {shown}")
+
+
+def _holds(code: CodeType, sizes: Mapping[str, int]) -> bool:
+    """Whether a requirement holds; one that divides by a size of 0 does not."""
+    try:
+        return bool(eval(code, {"__builtins__": _FUNCTIONS}, dict(sizes)))  # noqa: S307 - our own text
+    except ZeroDivisionError:
+        return False
 
 
 def _check_kind(name: str, x: Tensor, spec: Spec) -> None:

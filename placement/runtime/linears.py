@@ -114,7 +114,11 @@ def _any_watched(layers: Sequence[Layer]) -> bool:
     for layer in layers:
         if isinstance(layer, Tensor | tuple):
             continue
-        if not isinstance(layer, Linear) or hooked(layer) or layer.forward.__func__ is not Linear.forward:
+        if (
+            not isinstance(layer, Linear)
+            or hooked(layer)
+            or getattr(layer.forward, "__func__", None) is not Linear.forward
+        ):
             return True
     return False
 

@@ -222,6 +222,8 @@ def _normed(fusion: _Ops, node: Node) -> _Joined | None:
     at = next((i for i, value in enumerate(scaled.operands) if value is source), None)
     if at is None or scaled.operands[1 - at] is not node.results[0]:
         return None
+    if any(one.results[0].dtype != source.dtype for one in (square, mean, added, node, scaled)):
+        return None
     if fusion.type_of((square, 0)) != fusion.type_of((scaled, at)):
         return None
     return _weighted(fusion, (square, mean, added, node, scaled), source, eps)
@@ -265,7 +267,10 @@ def _grouped(fusion: _Ops, node: Node) -> _Joined | None:
     """Attention to keys and values that are repeated for the query heads of each group."""
     given = arguments(node)
     narrow = node.operands[0].dtype in (torch.float16, torch.bfloat16)
+    query, key = node.operands[:2]
     if given["attn_mask"] is not None or given["dropout_p"] or given["enable_gqa"]:
+        return None
+    if len(query.shape) != 4 or query.shape[:2] != key.shape[:2]:
         return None
     if not narrow and fusion.bound.mesh.device.name != "cpu":  # kernels that group heads are of narrow dtypes there
         return None
@@ -304,8 +309,9 @@ def _opened(makers: Mapping[Value, Node], value: Value) -> tuple[Node, Node, Nod
     if len(source.shape) != 4 or len(wide.shape) != 5 or len(value.shape) != 4 or opened.args[1] not in (2, -3):
         return None
     batch, heads, tokens, size = source.shape
-    same = wide.shape[:2] == (batch, heads) and wide.shape[3:] == (tokens, size) and value.shape[2:] == (tokens, size)
-    return (opened, expanded, joined) if same else None
+    times = wide.shape[2]
+    same = wide.shape[:2] == (batch, heads) and wide.shape[3:] == (tokens, size)
+    return (opened, expanded, joined) if same and value.shape == (batch, heads * times, tokens, size) else None
 
 
 def _made(like: Node, op: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Node:

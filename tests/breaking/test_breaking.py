@@ -209,6 +209,31 @@ def test_draws_of_its_own_and_statistics_are_refused() -> None:
     refused(model, "PLC407", "running statistics")
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda total, y: total.mul_(0.9).add_(y),
+        lambda total, y: total.view(2, 4).add_(y.view(2, 4)),
+        lambda total, y: total[:4].add_(y[:4]),
+        lambda total, y: total.copy_(y),
+    ],
+    ids=["itself", "a view", "a part", "a copy"],
+)
+@pytest.mark.parametrize("read", [True, False])
+def test_writes_to_buffers_are_refused(write: Callable[[Tensor, Tensor], Tensor], read: bool) -> None:
+    """They would have to outlive the call."""
+    model = Toy()
+    model.register_buffer("total", torch.zeros(8, dtype=torch.float64))
+
+    def body(m: Any, x: Tensor) -> Tensor:
+        y = m.mlp(x)
+        write(m.total, y.detach().mean((0, 1)))
+        return y + m.total if read else y
+
+    model.body = body
+    refused(model, "PLC407", "")
+
+
 def test_numbers_out_of_tensors_are_refused() -> None:
     refused(Toy(lambda m, x: m.mlp(x) * x.sum().item()), "PLC407", "out of a tensor")
     refused(Toy(lambda m, x: (m.mlp(x), x.shape[0])), "PLC407", "is a size")

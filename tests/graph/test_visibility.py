@@ -128,3 +128,23 @@ def test_numbers_of_indices() -> None:
     assert a * 0 == Affine(0)
     assert a.moved(lambda dim: dim + 2) == Affine(1, {2: 2})
     assert TRUE != FALSE
+
+
+OTHERS: dict[str, Mask] = {  # of which a part is taken, or which count in narrow numbers
+    "up to a place of its own": lambda s, _: (torch.arange(s) < torch.arange(s)[3:4]).expand(s, s),
+    "the first row for all": lambda s, _: torch.ones(1, s, dtype=torch.bool).tril().expand(s, s),
+    "the first place for all": lambda s, _: (torch.arange(s)[0:1, None] >= torch.arange(s)).expand(s, s),
+    "numbers that wrap": lambda s, _: (
+        torch.arange(s, dtype=torch.uint8)[:, None] - torch.arange(s, dtype=torch.uint8)[None] >= 0
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_dims_of_one_place_and_narrow_numbers(name: str) -> None:
+    model, given = Attention(OTHERS[name]).double(), inputs()
+    program = placement.compile(
+        model, placement.simulate(tp=1), "mesh tp\ninput x : [batch, seq, width]\n", example=given
+    )
+    assert "is_causal=True" not in program.source
+    close(program(**given), model(**given))

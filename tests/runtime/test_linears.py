@@ -182,6 +182,17 @@ def test_hooks_and_modules_in_place_of_a_layer_are_called() -> None:
     assert seen == [((1, 4, IN), (1, 4, 4))] * 2
 
 
+def test_a_forward_of_its_own_is_called() -> None:
+    def body(axes: dict[str, rt.Axis]) -> tuple[Tensor, ...]:
+        first, second, _ = layers(Case(), 0)
+        first.forward = lambda x: x + 1  # type: ignore[method-assign]
+        return tuple(rt.all_gather_linears([first, second], torch.ones(1, 2, IN, dtype=torch.float64), axes["tp"], 1))
+
+    for first, second in rt.simulate(tp=2).run(body):
+        assert torch.equal(first, torch.full((1, 4, IN), 2.0, dtype=torch.float64))
+        assert second.shape == (1, 4, 2)
+
+
 def test_a_weight_alone() -> None:
     weight = draw(3, IN, seed=1, dtype=torch.float64)
     x = draw(2, 4, IN, seed=2, dtype=torch.float64)

@@ -180,3 +180,34 @@ def test_lines_that_set_nothing_or_two_things_are_refused(lines: str, code: str,
     (fault,) = caught.value.diagnostics
     assert fault.code == code
     assert text in fault.message
+
+
+def test_a_norm_whose_mean_is_wider_stays() -> None:
+    class Wide(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True, dtype=torch.float32) + 1e-6)
+
+    x = torch.randn(2, 4, HIDDEN, dtype=torch.bfloat16, requires_grad=True)
+    program = placement.compile(
+        Wide(), placement.simulate(tp=1), "mesh tp\ninput x : [batch, seq, hidden]\n", example={"x": x}
+    )
+    assert program(x).dtype == Wide()(x).dtype == torch.float32
+
+
+@pytest.mark.parametrize("how", ["heads in the batch", "one query head"])
+def test_heads_that_are_repeated_for_something_else_stay(how: str) -> None:
+    class Other(nn.Module):
+        def forward(self, q: Tensor, k: Tensor) -> Tensor:
+            b, h, s, d = k.shape
+            wide = k[:, :, None].expand(b, h, 2, s, d)
+            if how == "one query head":
+                return F.scaled_dot_product_attention(
+                    q[:, :1], wide.reshape(b, 2 * h, s, d), wide.reshape(b, 2 * h, s, d)
+                )
+            return F.scaled_dot_product_attention(*(x.reshape(b * h, 2, s, d) for x in (q, wide, wide)))
+
+    torch.manual_seed(0)
+    given = {"q": torch.randn(2, 8, 3, 2), "k": torch.randn(2, 4, 3, 2)}
+    program = placement.compile(Other(), placement.simulate(tp=1), "mesh tp\n", example=given)
+    assert "enable_gqa" not in program.source
+    close(program(**given), Other()(**given), rtol=1e-5)

@@ -109,6 +109,10 @@ REFUSED: dict[str, tuple[Expression, str]] = {
         lambda m, x, i, y, k: attention(m.w(x), torch.arange(x.shape[1])[None] >= 6),
         "nothing says that its mask hides",
     ),
+    "keys counted by halves": (
+        lambda m, x, i, y, k: attention(m.w(x), (torch.full((x.shape[1],), 0.5).cumsum(0) > 0.6)[None]),
+        "nothing says that its mask hides",
+    ),
     "ended with zeros": (lambda m, x, i, y, k: F.pad(m.w(x), (0, 0, 0, 1)), "adds to its end"),
     "the length": (lambda m, x, i, y, k: m.w(x) / x.shape[1], "'div' .*computes with the length as a number"),
     "the last": (lambda m, x, i, y, k: m.w(x)[:, -1], "'select' .*counted from its end"),
