@@ -139,7 +139,7 @@ rule(
 
 
 def _rms_code(args: Mapping[str, str]) -> str:
-    if args["eps"] == "None" or args["normalized_shape"].count(",") > 1:
+    if args["eps"] == "None" or not args["normalized_shape"].endswith(",)"):  # of several dims
         return f"F.rms_norm({args['input']}, {args['normalized_shape']}, {args['weight']}, {args['eps']})"
     return f"rt.lean_rms_norm({args['input']}, {args['weight']}, {args['eps']})"
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import placement
+from placement import runtime as rt
 from placement.solver.fusion import fused
 from placement.solver.memory import memory
 from tests.cases.toys import close, gradients
@@ -76,6 +77,15 @@ def compiled(spec: str, n: int = 2, dtype: torch.dtype = torch.float64, **how):
     return model, placement.compile(model, placement.simulate(tp=n), spec, example={"x": x}), x
 
 
+def equal(model: nn.Module, program, x: Tensor) -> None:
+    """Outputs, and every parameter's gradient of their sum of cubes."""
+    want, got = model(x), program(x)
+    close(got, want)
+    want.pow(3).sum().backward()
+    got.pow(3).sum().backward()
+    close(program.full_gradients(), gradients(model))
+
+
 def ops(program) -> Counter[str]:
     return Counter(str(node.op).split(".")[1] for node in fused(program.plan).graph.nodes)
 
@@ -88,11 +98,7 @@ def test_a_norm_grouped_heads_and_biases_are_one_op_each(spec: str, how: str) ->
     assert (found["rms_norm"], found["linear"], found["add"]) == (1, 4, 1)  # the row bias comes after the sum
     assert not {"rsqrt", "pow", "expand", "to"} & found.keys()
     assert "enable_gqa=True" in program.source
-    want, got = model(x), program(x)
-    close(got, want)
-    want.sum().backward()
-    got.sum().backward()
-    close(program.full_gradients(), gradients(model))
+    equal(model, program, x)
 
 
 def test_a_norm_that_is_computed_in_float32_is_one_op() -> None:
@@ -136,11 +142,7 @@ def test_layers_that_are_no_modules_run_together_with_their_biases() -> None:
     model, x = Both().double(), torch.randn(2, 4, HIDDEN, dtype=torch.float64, requires_grad=True)
     program = placement.compile(model, placement.simulate(tp=2), spec, example={"x": x})
     assert "rt.all_gather_linears([(self.a, self.c), self.b], x, self.tp, 1)" in program.source
-    want, got = model(x), program(x)
-    close(got, want)
-    want.sum().backward()
-    got.sum().backward()
-    close(program.full_gradients(), gradients(model))
+    equal(model, program, x)
 
 
 def test_heads_that_are_cut_through_a_group_stay_repeated() -> None:
@@ -211,3 +213,30 @@ def test_heads_that_are_repeated_for_something_else_stay(how: str) -> None:
     program = placement.compile(Other(), placement.simulate(tp=1), "mesh tp\n", example=given)
     assert "enable_gqa" not in program.source
     close(program(**given), Other()(**given), rtol=1e-5)
+
+
+def test_a_norm_over_two_dims_is_over_both() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.rand(4, HIDDEN) + 0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.rms_norm(x, (4, HIDDEN), self.weight, 1e-3)
+
+    torch.manual_seed(0)
+    model, x = Two().double(), torch.randn(2, 4, HIDDEN, dtype=torch.float64)
+    spec = "mesh tp\ninput x : [batch, seq, hidden], Shard(batch)\n"
+    equal(model, placement.compile(model, placement.simulate(tp=2), spec, example={"x": x}), x)
+
+
+def test_what_is_gathered_for_layers_is_kept_where_a_line_says_so() -> None:
+    again, kept = (compiled(SP + line) for line in ("", "lower ** : gathered = kept\n"))
+    assert "kept=True" not in again[1].source
+    assert "self.tp, 1, kept=True)" in kept[1].source
+    sent = []
+    for model, program, x in (again, kept):
+        with rt.record() as log:
+            equal(model, program, x)
+        sent.append(sum(event.kind == "all_gather" and event.phase == "backward" for event in log))
+    assert sent[0] == sent[1] + 1  # of the one input that q, k and v share
