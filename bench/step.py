@@ -129,9 +129,9 @@ class _pools:  # noqa: N801 - used as a function
 def _head(what: str) -> None:
     print(f"torch {torch.__version__}, one thread a rank; forward and backward, gradients final")
     print(f"target: {TARGETS[what]}")
-    for module, name in (("spmd_types", "spmd-types"), ("megatron", "megatron-core")):
-        if importlib.util.find_spec(module) is None:
-            print(f"{name} is not installed: it did not run")
+    if importlib.util.find_spec("spmd_types") is None:
+        print("spmd-types is not installed: it did not run")
+    print("megatron-core is not among the peers")
     print()
 
 

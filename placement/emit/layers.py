@@ -21,7 +21,7 @@ class Layer:
     product: Node
 
 
-def layer_of(plan: Plan, block: Block, parameters: AbstractSet[Value]) -> Layer | None:
+def _layer(plan: Plan, block: Block, parameters: AbstractSet[Value]) -> Layer | None:
     """The block as a layer, None where it is more than that."""
     steps = tuple(e for e in block.entries if isinstance(e, Step) and e.value in parameters)
     product, *more = (e for e in block.entries if e not in steps)
@@ -30,16 +30,20 @@ def layer_of(plan: Plan, block: Block, parameters: AbstractSet[Value]) -> Layer 
     return Layer(steps, product)
 
 
-def unfit(plan: Plan, root: Block, parameters: AbstractSet[Value]) -> frozenset[Call]:
-    """Calls of modules that a layer is part of and that do more: their ops are to go to their callers."""
-    found: set[Call] = set()
+def layer_calls(plan: Plan, root: Block) -> tuple[dict[Block, Layer], frozenset[Call]]:
+    """The calls that are layers which run with a conversion; and those that do more: their ops go to their callers."""
+    parameters = {parameter.value for parameter in plan.graph.parameters}
+    found: dict[Block, Layer] = {}
+    unfit: set[Call] = set()
     for block in root.walk():
         for step in (e for e in block.entries if isinstance(e, Step)):
-            for node in step.layers:
-                child = child_of(block, node)
-                if child is not None and (node not in child.entries or layer_of(plan, child, parameters) is None):
-                    found.add(child.call)
-    return frozenset(found)
+            for child in (child for node in step.layers if (child := child_of(block, node))):
+                layer = _layer(plan, child, parameters)
+                if layer is None:
+                    unfit.add(child.call)
+                else:
+                    found[child] = layer
+    return found, frozenset(unfit)
 
 
 def child_of(block: Block, node: Node) -> Block | None:

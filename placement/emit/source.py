@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from placement.emit.blocks import Block, nested, owned, uses_of
 from placement.emit.expressions import Printer, draws
 from placement.emit.file import Class, File, Source, is_list
-from placement.emit.layers import Layer, child_of, layer_of, unfit
+from placement.emit.layers import Layer, child_of, layer_calls
 from placement.emit.text import WIDTH, class_name, commented, fixed, held, merged, returned, structure
 from placement.graph.example import key_text
 from placement.graph.ir import Call, Node, Value
@@ -37,11 +37,11 @@ def write(plan: Plan, title: str = "") -> Source:
     printer = Printer(plan, padded(plan))
     while True:
         root = nested(plan, inlined)
-        more = unfit(plan, root, {p.value for p in plan.graph.parameters})
+        layers, more = layer_calls(plan, root)
         if more:
             inlined |= more
             continue
-        writer = _Writer(printer, root)
+        writer = _Writer(printer, root, layers)
         different = writer.classes()
         if not different:
             text = File(plan, writer.printer, writer.found, writer.class_of).text(title)
@@ -70,7 +70,7 @@ class _Scope:
 
 
 class _Writer:
-    def __init__(self, printer: Printer, root: Block) -> None:
+    def __init__(self, printer: Printer, root: Block, layers: Mapping[Block, Layer]) -> None:
         self.plan = plan = printer.plan
         self.root = root
         self.printer = printer
@@ -80,13 +80,7 @@ class _Writer:
         self.needs: dict[Block, list[sympy.Symbol]] = {}
         self.found: dict[tuple[str, str], Class] = {}
         self.class_of: dict[str, Class] = {}
-        self.layers: dict[Block, Layer] = {}
-        for block in root.walk():
-            steps = (e for e in block.entries if isinstance(e, Step))
-            for child in (child_of(block, node) for step in steps for node in step.layers):
-                layer = layer_of(plan, child, self.parameters.keys()) if child else None
-                if child and layer:
-                    self.layers[child] = layer
+        self.layers = layers
 
     # -- classes --------------------------------------------------------------------------------
 

@@ -360,9 +360,6 @@ class _Reader:
 
     def _read_parameters(self, placeholders: Mapping[str, torch.fx.Node]) -> tuple[Parameter, ...]:
         signature = self.program.graph_signature
-        if signature.buffers_to_mutate:
-            names = ", ".join(sorted(set(signature.buffers_to_mutate.values()))).replace(f"{_ROOT}.", "")
-            raise PlacementError([Diagnostic("PLC407", f"the model writes to its buffers in forward: {names}")])
         aliases: dict[int, list[str]] = {}
         tensors: dict[str, torch.Tensor] = {}
         for source in (self.model.named_parameters, self.model.named_buffers):

@@ -14,7 +14,7 @@ from typing import Any
 import sympy
 import torch
 
-from placement.graph._torch import is_overload
+from placement.graph._torch import is_overload, schema_arguments
 
 Size = int | sympy.Expr
 
@@ -220,6 +220,17 @@ def substitute(tree: Any, mapping: Callable[[Any], Any]) -> Any:
     if isinstance(tree, tuple | list):
         return tuple(substitute(item, mapping) for item in tree)
     return mapping(tree)
+
+
+def arguments(node: Node) -> dict[str, Any]:
+    """The node's arguments by the names of the op's schema, defaults filled in."""
+    result: dict[str, Any] = {}
+    for position, (name, default) in enumerate(schema_arguments(node.op)):
+        if position < len(node.args):
+            result[name] = node.args[position]
+        else:
+            result[name] = node.kwargs.get(name, default)
+    return result
 
 
 def op_name(op: Callable[..., Any]) -> str:

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from placement.graph._torch import schema_arguments, schema_name
-from placement.graph.ir import Node, Value
+from placement.graph._torch import schema_name
+from placement.graph.ir import Node, Value, arguments
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ _ATTENTION = ("aten", "scaled_dot_product_attention")
 
 
 def _without_mask(node: Node, known: Mapping[Value, Known]) -> Node:
-    given = _arguments(node)
+    given = arguments(node)
     mask, query, key = given["attn_mask"], given["query"], given["key"]
     said = known.get(mask) if isinstance(mask, Value) else None
     if not isinstance(said, tuple) or given["is_causal"]:
@@ -95,11 +95,6 @@ def _without_mask(node: Node, known: Mapping[Value, Known]) -> Node:
     return dataclasses.replace(node, args=args, kwargs={"scale": given["scale"], "enable_gqa": given["enable_gqa"]})
 
 
-def _arguments(node: Node) -> dict[str, Any]:
-    schema = schema_arguments(node.op)
-    return {**dict(schema), **dict(zip([name for name, _ in schema], node.args, strict=False)), **node.kwargs}
-
-
 class _Known:
     """What is known of values, op by op; of what is not in ``values`` nothing is."""
 
@@ -110,7 +105,7 @@ class _Known:
         """Note what follows of an op's result."""
         namespace, name = schema_name(node.op)
         reader = _READERS.get(name) if namespace == "aten" and len(node.results) == 1 else None
-        found = reader(self, node, _arguments(node)) if reader else None
+        found = reader(self, node, arguments(node)) if reader else None
         if found is None:
             return
         (value,) = node.results

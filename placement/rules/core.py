@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from placement.graph._torch import op_of, schema_arguments
-from placement.graph.ir import Node, Size, Value, op_name
+from placement.graph._torch import op_of
+from placement.graph.ir import Node, Size, Value, arguments, op_name
 from placement.graph.signature import Regrouping, Signature, expand, parse
 from placement.types import Action, Type
 
@@ -229,17 +229,6 @@ def signature_of(node: Node) -> Signature | Regrouping | None:
     """The index structure of a node, None where no rule knows it."""
     found = lookup(node)
     return found.signature(node) if found else None
-
-
-def arguments(node: Node) -> dict[str, Any]:
-    """The node's arguments by the names of the op's schema, defaults filled in."""
-    result: dict[str, Any] = {}
-    for position, (name, default) in enumerate(schema_arguments(node.op)):
-        if position < len(node.args):
-            result[name] = node.args[position]
-        else:
-            result[name] = node.kwargs.get(name, default)
-    return result
 
 
 def sizes_on_rank(node: Node, operand: Sequence[Size], results: Sequence[Sequence[Size]]) -> dict[str, Any]:

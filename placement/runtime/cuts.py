@@ -117,21 +117,16 @@ def joined(stack: Tensor, cut: Cut, what: str = "join") -> Tensor:
 
 def in_rows(x: Tensor, cut: Cut, n: int, what: str) -> Tensor:
     """All ``n`` blocks of ``x``, one after the other along dim 0; may share memory with ``x``."""
-    shape, dim = x.shape, cut.dim
-    if cut.outer > 1 or cut.segments or not 0 <= dim < len(shape) or shape[dim] % n:
-        return blocks(x, cut, n, what).flatten(0, 1)
-    if dim == 0:  # as they are; this and the next are the usual ones, in few calls
-        return x
-    opened = x.reshape(*shape[:dim], n, shape[dim] // n, *shape[dim + 1 :])
-    first = opened.transpose(0, 1) if dim == 1 else opened.movedim(dim, 0)
-    return first.reshape(n * shape[0], *opened.shape[1:dim], *opened.shape[dim + 1 :])
+    if cut.dim == 0 and cut.parts == 1 and x.ndim and x.shape[0] % n == 0:
+        return x  # as they are
+    return blocks(x, cut, n, what).flatten(0, 1)
 
 
 def of_rows(x: Tensor, cut: Cut, n: int, what: str) -> Tensor:
     """The full tensor of blocks that lie one after the other along dim 0; the inverse of ``in_rows``."""
-    if cut.outer > 1 or cut.segments:
-        return joined(x.unflatten(0, (n, x.shape[0] // n)), cut, what)
-    return x if cut.dim == 0 else torch.cat(x.chunk(n), cut.dim)
+    if cut.dim == 0 and cut.parts == 1:
+        return x
+    return joined(x.reshape(n, x.shape[0] // n, *x.shape[1:]), cut, what)
 
 
 def padded(x: Tensor, cut: Cut, n: int, rank: int) -> Tensor:
