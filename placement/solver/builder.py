@@ -410,7 +410,7 @@ class Builder:
             steps += self._steps(spec, choice)
         order = {value: index for index, value in enumerate(self.bound.graph.values())}
         steps.sort(key=lambda s: (order[s.value], s.source.stage, s.target.stage))
-        steps = with_layers(steps, uses, self.bound.graph, self.bound.lowered("gathered = kept"))
+        steps = with_layers(steps, self.bound.graph, self.bound.lowered("gathered = kept"))
         causes = Causes(self.bound)
         steps = [causes.explain(step) for step in steps]
         compute = sum(map(sum, work.values()))

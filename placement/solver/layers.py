@@ -7,18 +7,16 @@ for weights. What is gathered so is not kept for the backward but gathered again
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
-from placement.graph.ir import Graph, Node, Output, Value
+from placement.graph.ir import Graph, Node, Value
 from placement.rules import lookup
 from placement.types import Action, Kind
 
 if TYPE_CHECKING:
-    from placement.solver.plan import Step, Version
-
-    Uses = Mapping[tuple[Node | Output, int], Version]
+    from placement.solver.plan import Step
 
 
 def weights_of(graph: Graph) -> frozenset[Value]:
@@ -46,7 +44,7 @@ def thin(node: Node, weights: AbstractSet[Value], kept: AbstractSet[str]) -> boo
     return is_layer(node, weights) and node.operands[1].requires_grad and not inside(node, kept)
 
 
-def with_layers(steps: Sequence[Step], uses: Uses, graph: Graph, kept: AbstractSet[str]) -> list[Step]:
+def with_layers(steps: Sequence[Step], graph: Graph, kept: AbstractSet[str]) -> list[Step]:
     """The steps, those that run with linear layers with these, and with what is gathered again."""
     weights = weights_of(graph)
     parents = {path.rpartition(".")[0] for path in graph.modules}
@@ -54,7 +52,7 @@ def with_layers(steps: Sequence[Step], uses: Uses, graph: Graph, kept: AbstractS
     found: list[Step] = []
     for step in steps:
         if step.value not in weights and _suits(step) and step.target not in converted:
-            layers = _layers(step, uses, weights, parents)
+            layers = _layers(step, weights, parents)
             again = step.conversion.forward is Action.ALL_GATHER and any(thin(n, weights, kept) for n in layers)
             found.append(dataclasses.replace(step, layers=layers, again=int(again)) if layers else step)
         else:
@@ -68,12 +66,10 @@ def _suits(step: Step) -> bool:
     return step.value.requires_grad and kinds in ((Kind.S, Kind.R), (Kind.I, Kind.R)) and not placed
 
 
-def _layers(step: Step, uses: Uses, weights: AbstractSet[Value], parents: AbstractSet[str]) -> tuple[Node, ...]:
+def _layers(step: Step, weights: AbstractSet[Value], parents: AbstractSet[str]) -> tuple[Node, ...]:
     """The ops that take what the step gives, if all are layers of one module or of its leaves; else none."""
     layers = [node for node in step.consumers if isinstance(node, Node)]
     if len(layers) < len(step.consumers) or not all(is_layer(node, weights) for node in layers):
-        return ()
-    if any(uses[node, 0] != step.target for node in layers):
         return ()
     homes = {node.stack[:-1] if node.stack and node.module not in parents else node.stack for node in layers}
     return tuple(layers) if len(homes) == 1 else ()

@@ -240,3 +240,15 @@ def test_what_is_gathered_for_layers_is_kept_where_a_line_says_so() -> None:
             equal(model, program, x)
         sent.append(sum(event.kind == "all_gather" and event.phase == "backward" for event in log))
     assert sent[0] == sent[1] + 1  # of the one input that q, k and v share
+
+
+def test_layers_stay_modules_where_their_parameters_are_summed_over_another_axis() -> None:
+    """What a weight and a bias are converted by stands in the layer, after the conversion of what all layers read."""
+    spec = "mesh dp\nmesh tp\ninput x : [batch, seq, hidden], Shard(batch) @ dp\n"
+    spec += "param {q,k,v}.* : Shard(out) @ tp\nparam o.weight : Shard(in) @ tp\n"
+    spec += "value norm : Shard(seq) @ tp\noutput output : Shard(batch) @ dp\n"
+    torch.manual_seed(0)
+    model, x = Attention().double(), torch.randn(2, 4, HIDDEN, dtype=torch.float64)
+    program = placement.compile(model, placement.simulate(dp=2, tp=2), spec, example={"x": x})
+    assert "_linears([self.q, self.k, self.v], " in program.source
+    equal(model, program, x)
