@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from placement.lang.diagnostics import Diagnostic, PlacementError
     from placement.lang.parser import load, parse
     from placement.rules import rule
-    from placement.runtime import clip_grad_norm_, simulate
+    from placement.runtime import clip_grad_norm_, main_grads, seed, simulate
     from placement.verify import verify
 
 _WHERE = {
@@ -27,9 +27,11 @@ _WHERE = {
     "emit": "placement.api",
     "explain": "placement.api",
     "load": "placement.lang.parser",
+    "main_grads": "placement.runtime",
     "parse": "placement.lang.parser",
     "plan": "placement.api",
     "rule": "placement.rules",
+    "seed": "placement.runtime",
     "simulate": "placement.runtime",
     "verify": "placement.verify",
 }
@@ -45,9 +47,11 @@ __all__ = [
     "emit",
     "explain",
     "load",
+    "main_grads",
     "parse",
     "plan",
     "rule",
+    "seed",
     "simulate",
     "verify",
 ]

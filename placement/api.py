@@ -71,13 +71,15 @@ def plan(
     sizes: Mapping[str, int] | None = None,
     device_type: str | None = None,
     say: Callable[[str], None] | None = None,
+    reduce_dtype: torch.dtype | None = None,
 ) -> Plan:
     """The plan for ``model`` on ``mesh``, without a module.
 
     ``mesh`` may be sizes by axis name, or None where the spec has them. Without a ``spec`` it is the one that comes
     with the package for the model's class (``placement.specs``), and a note says so. ``sizes`` replaces the example's
     sizes of named dims in prices. Nothing is computed: the model may be on the meta device. ``say`` is told what
-    begins: ``capturing the model``, ``solving``. Raises PlacementError, also for a plan that breaks an ``expect`` line.
+    begins: ``capturing the model``, ``solving``. ``reduce_dtype``: see ``compile``. Raises PlacementError, also for a
+    plan that breaks an ``expect`` line.
     """
     spec = _read_for(spec, model, mesh, example)
     faults = check_spec(spec)
@@ -100,7 +102,7 @@ def plan(
     refuse_names(graph, axes, spec)
     captured = time.perf_counter()
     try:
-        bound = bind(graph, spec, axes, device_type=device_type or kind, sizes=sizes)
+        bound = bind(graph, spec, axes, device_type=device_type or kind, sizes=sizes, reduce=reduce_dtype)
         binding = time.perf_counter()
         say("solving")
         made = solve(bound, spec.sources, say)
@@ -172,12 +174,13 @@ def compile(  # noqa: A001 - the name users know from torch; what a program depe
     On a ``DeviceMesh`` it holds this rank's shards; on ``placement.simulate(...)`` every rank's. ``example``
     is what the model is called with: keyword arguments by name, or positional ones. The module has
     ``plan``, ``source`` (the emitted text) and ``explain()``. Parameters on the meta device stay there until
-    ``load_full_state_dict``. ``reduce_dtype`` is the dtype in which sums over ranks are done.
+    ``load_full_state_dict``. ``reduce_dtype`` is the dtype in which sums over ranks are done where the spec
+    says no other.
 
     Raises PlacementError with every fault of spec, model and mesh; the model is never changed.
     """
     spec = _read_for(spec, model, mesh, example)
-    made = plan(model, mesh, spec, example=example, sizes=sizes)
+    made = plan(model, mesh, spec, example=example, sizes=sizes, reduce_dtype=reduce_dtype)
     started = time.perf_counter()
     source = write(made, spec.file)
     with torch.inference_mode(mode=False):  # parameters made in inference mode could never be trained

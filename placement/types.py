@@ -112,6 +112,7 @@ class Action(str, Enum):
     ALL_GATHER = "all_gather"  # blocks of all ranks, joined, everywhere
     REDUCE_SCATTER = "reduce_scatter"  # sum over the ranks, each keeps its block
     ALL_TO_ALL = "all_to_all"  # blocks of one factor for blocks of another
+    SEND_RECV = "send_recv"  # the own block to the next rank; inside an op only: it joins no two types
     SPLIT = "split"  # keep the own block; local
     KEEP = "keep"  # the first rank keeps its value, the others take zeros; local
     PAD = "pad"  # zeros in place of the other ranks' blocks; local
@@ -127,6 +128,7 @@ _VOLUME = {
     Action.ALL_GATHER: lambda n: (n - 1, n),
     Action.REDUCE_SCATTER: lambda n: (n - 1, n),
     Action.ALL_TO_ALL: lambda n: (n - 1, n * n),
+    Action.SEND_RECV: lambda n: (1, n),
 }
 
 
@@ -134,7 +136,7 @@ def volume(action: Action, n: int) -> tuple[int, int]:
     """Bytes a rank sends, as a fraction (numerator, denominator) of the full value's bytes.
 
     Ring algorithms: all-gather and reduce-scatter send (n-1)/n of the value, all-reduce is the two in
-    turn, all-to-all sends (n-1)/n of the rank's own block. Local actions send nothing.
+    turn, all-to-all sends (n-1)/n of the rank's own block, send-recv that block. Local actions send nothing.
     """
     return _VOLUME[action](n) if action in _VOLUME else (0, 1)
 

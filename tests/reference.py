@@ -15,11 +15,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Shard:
-    """Block ``r`` of the dim viewed as (outer, rest), or of each of the segments of rest, whose sizes are in ratio."""
+    """Block ``r`` of the dim viewed as (outer, rest), or of each of the segments of rest, whose sizes are in ratio.
+
+    In ``zigzag`` it is chunks r and 2n-1-r of 2n.
+    """
 
     dim: int
     outer: int = 1
     segments: tuple[int, ...] = ()
+    zigzag: bool = False
 
 
 Type = Literal["I", "R", "P"] | Shard
@@ -40,8 +44,10 @@ def indices(size: int, of: Shard, n: int, rank: int) -> Tensor:
     start = 0
     for _ in range(of.outer):
         for length in ratio:
-            assert length * unit % n == 0
-            mine += [start + i for i in range(length * unit) if i * n // (length * unit) == rank]
+            chunks = 2 * n if of.zigzag else n
+            assert length * unit % chunks == 0
+            owned = {rank, 2 * n - 1 - rank} if of.zigzag else {rank}
+            mine += [start + i for i in range(length * unit) if i * chunks // (length * unit) in owned]
             start += length * unit
     return torch.tensor(mine, dtype=torch.long)
 

@@ -13,13 +13,16 @@ import torch
 from sympy.printing.precedence import PRECEDENCE
 from sympy.printing.str import StrPrinter
 
+from placement.emit.order import Orders
 from placement.graph._torch import overload_name, schema_arguments, schema_name
 from placement.graph.ir import Node, Size, Value, leaves
 from placement.rules import lookup
 from placement.rules.core import arguments, sizes_on_rank
 from placement.solver.lengths import Padded
 from placement.solver.mesh import Axes, Place
+from placement.solver.overlap import ASYNC, chunks, cuts
 from placement.solver.plan import Plan, Step, Version
+from placement.solver.sums import SUMS
 from placement.types import Action, Joint, Kind, Type
 
 _DEVICE = "{device}"
@@ -92,13 +95,23 @@ class _Sizes(StrPrinter):
 
 
 def cut_text(cut: Place) -> str:
-    """``1``, ``0, batch`` or ``0, segments=(2, 1, 1)``: how a cut is written in calls."""
+    """``1``, ``0, batch`` or ``0, segments=(2, 1, 1), zigzag=True``: how a cut is written in calls."""
     outer = "" if cut.outer == 1 else f", {size_text(cut.outer)}"
-    return f"{cut.dim}{outer}" + (f", segments={cut.segments}" if cut.segments else "")
+    segments = f", segments={cut.segments}" if cut.segments else ""
+    return f"{cut.dim}{outer}{segments}" + ", zigzag=True" * cut.zigzag
+
+
+def overlap_text(step: Step) -> str:
+    """``, overlap="ring"`` or ``, overlap=4``: how a conversion beside layers is cut, '' where nothing is said."""
+    if step.overlap == ASYNC:
+        return ""
+    return f", overlap={chunks(step.overlap) or repr(step.overlap)}".replace("'", '"')
 
 
 def _listed(cut: Place) -> str:
     """``1``, ``0, batch`` or ``0, 1, (2, 1, 1)``: a cut in a tuple."""
+    if cut.zigzag:
+        return f"{cut.dim}, {size_text(cut.outer)}, {cut.segments}, True"
     return f"{cut.dim}, {size_text(cut.outer)}, {cut.segments}" if cut.segments else cut_text(cut)
 
 
@@ -108,10 +121,23 @@ class Printer:
 
     plan: Plan
     lengths: Mapping[str, Padded | str] = field(default_factory=dict)  # of dims that are cut inside, see solver.lengths
+    orders: Orders = field(default_factory=Orders)
 
     def axis(self, axes: Axes) -> str:
         """The axis, or group of axes, as an expression in a module."""
         return f"self.{self.plan.mesh.name(axes)}"
+
+    def summing(self, axes: Axes, dtype: torch.dtype | None) -> str:
+        """As ``axis``, with sums done in ``dtype`` if one is given."""
+        return self.axis(axes) if dtype is None else f"self.{self.summing_name(axes, dtype)}"
+
+    def summing_name(self, axes: Axes, dtype: torch.dtype) -> str:
+        """``tp_float32``: a name that no axis has."""
+        name = f"{self.plan.mesh.name(axes)}_{str(dtype).removeprefix('torch.')}"
+        known = {self.plan.mesh.name(group) for group in self.plan.mesh.groups}
+        while name in known or name in self.plan.mesh.sizes:
+            name += "_"
+        return name
 
     def cut(self, value: Value, joint: Joint, axes: Axes, others: Axes | None = None) -> Place | None:
         """Where ``axes`` cut a value, None where they do not. ``others``: see ``Mesh.place``."""
@@ -148,20 +174,31 @@ class Printer:
     def step(self, step: Step, source: str) -> tuple[str, str]:
         """A conversion's call and the comment beside it."""
         dual = step.conversion.backward.value
+        call = self._call(step, source)
+        if step in self.orders.steps:
+            call = f"{call[:-1]}, outermost=True)"
         before, after = (self._word(step.value, v.type[step.axes[0]]) for v in (step.source, step.target))
         arrow = f"{before} -> {after}"
         gradient = f"; backward: {dual}" if step.value.requires_grad and dual != "none" else ""
-        return self._call(step, source), arrow + gradient
+        return call, arrow + gradient
 
     def layers(self, step: Step, called: Sequence[str], source: str) -> tuple[str, str]:
         """A conversion with the layers that run with it: the call and the comment beside it."""
         plain, comment = self.step(step, source)
         name, _, given = plain.partition("(")
-        kept = ", kept=True)" if step.conversion.forward is Action.ALL_GATHER and not step.again else ")"
-        return f"{name}_linears([{', '.join(called)}], {given[:-1]}{kept}", comment
+        kept = step.conversion.forward is Action.ALL_GATHER and not step.again and not cuts(step.overlap)
+        more = ", kept=True" * kept + overlap_text(step)
+        return f"{name}_linears([{', '.join(called)}], {given[:-1]}{more})", comment
+
+    def summed(self, step: Step, called: str, source: str) -> tuple[str, str]:
+        """A layer with the sum of its terms: the call and the comment beside it."""
+        plain, comment = self.step(step, f"{called}, {source}")
+        name, _, given = plain.partition("(")
+        return f"{name}_linear({given[:-1]}{overlap_text(step)})", comment
 
     def _call(self, step: Step, x: str) -> str:
-        axis = self.axis(step.axes)
+        sums = step.conversion.forward in SUMS or step.conversion.backward in SUMS
+        axis = self.summing(step.axes, step.reduce if sums else None)
         before = self.cut(step.value, step.source.type, step.axes)
         after = self.cut(step.value, step.target.type, step.axes)
         kinds = step.conversion.source.value, step.conversion.target.value
@@ -182,6 +219,7 @@ class Printer:
                 )
                 segments = f", segments={before.segments}" if before.segments else ""
                 segments += f", to_segments={after.segments}" if after.segments else ""
+                segments += ", zigzag=True" * before.zigzag + ", to_zigzag=True" * after.zigzag
                 return f"rt.all_to_all({x}, {axis}, {before.dim}, {after.dim}{outers}{segments})"
             case Action.SPLIT if after:
                 of = ', of="R"' if kinds[0] == "R" else ""
@@ -222,10 +260,12 @@ class Printer:
         positions = iter(range(len(node.operands)))
         by_name = {key: self._text(value, positions, name) for key, value in self._ordered(node).items()}
         leading = strategy.leading or (0,)
-        fields = {**by_name, "axis": self.axis(leading), "site": repr(site), "pieces": str(len(node.outputs))}
+        reduce = self.reduce_inside(node)
+        fields = {**by_name, "site": repr(site), "pieces": str(len(node.outputs))}
+        fields["axis"] = self.summing(leading, reduce)
         fields["longer"] = self._longer(node)
         others = ((name, axes) for name, axes in strategy.groups().items() if axes != strategy.leading)
-        fields |= {name: self.axis(axes) for name, axes in others}
+        fields |= {name: self.summing(axes, reduce) for name, axes in others}
         for key, value in arguments(node).items():
             fields[f"{key}*"] = by_name[key][1:-1].rstrip(",") if isinstance(value, tuple) else by_name[key]
         position = 0
@@ -244,7 +284,12 @@ class Printer:
         if callable(code) or _INFIX.fullmatch(code):
             loose = {key for key, value in self._ordered(node).items() if _binds_loosely(value, first=key == "self")}
             fields |= {key: f"({by_name[key]})" for key in loose}
-        return code(fields) if callable(code) else string.Formatter().vformat(code, (), _Fields(fields))
+        text = code(fields) if callable(code) else string.Formatter().vformat(code, (), _Fields(fields))
+        return f"{text[:-1]}, outermost=True)" if node in self.orders.lookups else text
+
+    def reduce_inside(self, node: Node) -> torch.dtype | None:
+        """The dtype of sums inside the op where a line says it; None where it sums nothing."""
+        return next((sent.reduce for sent in self.plan.inside.get(node, ()) if sent.reduce is not None), None)
 
     def _longer(self, node: Node) -> str:
         """The dims of what a random op draws for that may be padded: ``, lengths={1: "seq"}``."""

@@ -15,6 +15,7 @@ from placement.emit.text import WIDTH, class_name, dtype_kind, folded_paths, mem
 from placement.graph.ir import Parameter, Value
 from placement.solver.lengths import parts
 from placement.solver.plan import Plan
+from placement.solver.sums import SUMS, Bucket
 from placement.types import Joint, Kind
 
 
@@ -108,12 +109,15 @@ class File:
         ]
         cut = parts(plan)
         divides = {name: cut[symbol] for symbol, name in self.symbols.items() if symbol in cut}
-        hooks: dict[str, list[str]] = {}
-        for hook in plan.hooks:
-            hooks.setdefault(hook.axis, []).append(hook.parameter.name)
+        hooks: dict[str, list[Bucket]] = {}
+        for bucket in plan.buckets():
+            name = bucket.axis if bucket.reduce is None else self.printer.summing_name(bucket.axes, bucket.reduce)
+            hooks.setdefault(name, []).append(bucket)
         lines = [f"axes = {dict(plan.mesh.sizes)!r}"]
         if groups := self._groups():
             lines.append(f"groups = {groups!r}  # axes that are reduced or gathered over together")
+        if reduces := self._reduces():
+            lines += ["reduces = {  # axes over which sums are done in another dtype", *reduces, "}"]
         lines += ["inputs = {", *inputs, "}", "outputs = {", *outputs, "}"]
         if lengths := self._lengths():
             lines.append(f"lengths = {lengths!r}  # of dims that are padded inside")
@@ -129,9 +133,13 @@ class File:
         if plan.graph.size_guards:
             lines.append(f"requires = {plan.graph.size_guards!r}  # the model branches on sizes; this branch was taken")
         if hooks:
-            lines.append("hooks = {  # their gradients are summed over the axis, together")
-            for axis, names in hooks.items():
-                lines += [f"    {axis!r}: (", *(f"        {name!r}," for name in names), "    ),"]
+            lines.append("hooks = {  # their gradients are summed over the axis, those in one tuple together")
+            for axis, made in hooks.items():
+                lines.append(f"    {axis!r}: (")
+                for bucket in made:
+                    names = (f"            {hook.parameter.name!r}," for hook in bucket.hooks)
+                    lines += ["        (", *names, "        ),"]
+                lines.append("    ),")
             lines.append("}")
         if not any(plan.produced[i.value].over for i in plan.graph.inputs) or not divides:
             lines.append("same_blocks = False  # no collective needs the ranks' inputs to be of one size")
@@ -178,6 +186,17 @@ class File:
         used = dict.fromkeys((*(s.axes for s in plan.steps), *inside))
         axes = plan.mesh.axes
         return {plan.mesh.name(group): tuple(axes[i].name for i in group) for group in used if len(group) > 1}
+
+    def _reduces(self) -> list[str]:
+        """The axes, by the names that calls have for them, with the dtypes of sums."""
+        plan, printer = self.plan, self.printer
+        steps = ((s.axes, s.reduce) for s in plan.steps if {s.conversion.forward, s.conversion.backward} & {*SUMS})
+        ops = (
+            (axes, printer.reduce_inside(node)) for node, s in plan.strategies.items() for axes in s.groups().values()
+        )
+        found = dict.fromkeys((axes, dtype) for axes, dtype in (*steps, *ops) if dtype is not None)
+        names = ((printer.summing_name(axes, dtype), plan.mesh.name(axes), dtype) for axes, dtype in found)
+        return [f"    {name!r}: ({axis!r}, {dtype})," for name, axis, dtype in sorted(names, key=lambda row: row[0])]
 
     def _build(self) -> str:
         tree = self._constructor("", 1)

@@ -11,7 +11,7 @@ import keyword
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sympy
@@ -20,10 +20,12 @@ from torch.utils import _pytree as pytree
 from placement.emit.blocks import Block, nested, owned, uses_of
 from placement.emit.expressions import Printer, draws
 from placement.emit.file import Class, File, Source, is_list
-from placement.emit.layers import Layer, child_of, layer_calls
+from placement.emit.layers import Layer, Layers, child_of, layer_calls
+from placement.emit.order import orders
 from placement.emit.text import WIDTH, class_name, commented, fixed, held, merged, returned, structure
 from placement.graph.example import key_text
 from placement.graph.ir import Call, Node, Value
+from placement.graph.rows import LINEAR
 from placement.solver.fusion import fused
 from placement.solver.lengths import padded
 from placement.solver.plan import Plan, Step, Version
@@ -35,11 +37,13 @@ def write(plan: Plan, title: str = "") -> Source:
     plan = fused(plan)
     inlined: frozenset[Call] = frozenset()
     printer = Printer(plan, padded(plan))
+    found = orders(plan, lambda version, step: printer.cut(version.value, version.type, step.axes))
+    printer = replace(printer, orders=found)
     while True:
         root = nested(plan, inlined)
-        layers, more = layer_calls(plan, root)
-        if more:
-            inlined |= more
+        layers = layer_calls(plan, root)
+        if layers.unfit:
+            inlined |= layers.unfit
             continue
         writer = _Writer(printer, root, layers)
         different = writer.classes()
@@ -70,7 +74,7 @@ class _Scope:
 
 
 class _Writer:
-    def __init__(self, printer: Printer, root: Block, layers: Mapping[Block, Layer]) -> None:
+    def __init__(self, printer: Printer, root: Block, layers: Layers) -> None:
         self.plan = plan = printer.plan
         self.root = root
         self.printer = printer
@@ -91,7 +95,7 @@ class _Writer:
             if block is not self.root and self.class_of.get(block.path) is not None and block.call.index == 0:
                 different.add(block.call)
                 continue
-            layer = self.layers.get(block)
+            layer = self.layers.calls.get(block)
             body = self._operands(block, layer) if layer else self._forward(block)
             comment = self._interface_comment(block)
             original = class_name(self.plan.graph.modules[block.path].type)
@@ -189,11 +193,16 @@ class _Writer:
         """What a layer multiplies with, in place of its ``forward``."""
         scope = _Scope(taken={"self"})
         lines = [self._step_line(step, block, scope, ends=False) for step in layer.steps]
-        weight = self._name(self.plan.uses[layer.product, 1], block, scope)
+        weight = self._weight(layer.product, block, scope)
         biased = len(layer.product.operands) > 2
         bias = self._name(self.plan.uses[layer.product, 2], block, scope) if biased else None
         lines = ["def operands(self):", *lines, f"return {weight}, {bias}"]
         return "\n    ".join(lines)
+
+    def _weight(self, product: Node, block: Block, scope: _Scope) -> str:
+        """The weight [out, in] of a linear layer."""
+        weight = self._name(self.plan.uses[product, 1], block, scope)
+        return f"{weight}.t()" if product.op is LINEAR else weight
 
     def _interface_comment(self, block: Block) -> list[str]:
         if block is self.root or not block.gives:
@@ -233,7 +242,10 @@ class _Writer:
         for position, entry in enumerate(block.entries):
             if entry in done:
                 continue
-            if isinstance(entry, Step) and entry.layers:
+            if not isinstance(entry, Step) and entry in self.layers.sums:
+                lines.append(self._sum_line(entry, block, scope))
+                done.add(self.layers.sums[entry])
+            elif isinstance(entry, Step) and entry.layers:
                 lines += self._layer_lines(entry, block, scope, done)
             elif isinstance(entry, Node):
                 lines.append(self._op_line(entry, block, scope))
@@ -297,7 +309,7 @@ class _Writer:
 
     def _step_line(self, step: Step, block: Block, scope: _Scope, ends: bool) -> str:
         source = self._name(step.source, block, scope)
-        axis = self.printer.axis(step.axes)
+        axis = self.printer.summing(step.axes, step.reduce)
         parameter = self.parameters.get(step.value) if step.sums_gradient and step.source not in scope.names else None
         if parameter is not None:
             call = f'rt.summed(self, "{owned(parameter.names, block.path)}", {axis})'
@@ -329,8 +341,9 @@ class _Writer:
                     lines.append(self._step_line(own, block, scope, ends=False))
                     done.add(own)
             (result,) = node.results
-            own = [self._name(self.plan.uses[node, i], block, scope) for i in range(1, len(node.operands))]
-            weight = own[0] if len(own) == 1 else f"({', '.join(own)})"
+            weight = self._weight(node, block, scope)
+            if len(node.operands) > 2:
+                weight = f"({weight}, {self._name(self.plan.uses[node, 2], block, scope)})"
             layers.append((weight, Version(result, self.plan.produced[result]), self._base_name(result)))
             done.add(node)
         source = self._name(step.source, block, scope)
@@ -339,6 +352,19 @@ class _Writer:
             scope.names[version] = scope.fresh(base)
         targets = ", ".join(scope.names[version] for _, version, _ in layers)
         return [*lines, commented(f"{targets if len(layers) > 1 else f'[{targets}]'} = {call}", comment)]
+
+    def _sum_line(self, entry: Node | Block, block: Block, scope: _Scope) -> str:
+        """The call of a layer with the sum of its terms."""
+        step = self.layers.sums[entry]
+        if isinstance(entry, Block):
+            relative = entry.path[len(block.path) + 1 :] if block.path else entry.path
+            called, base, source = f"self.{self._member(block.path, relative)}", _last_word(relative), entry.takes[0]
+        else:
+            called, base = self._weight(entry, block, scope), self._base_name(step.value)
+            source = self.plan.uses[entry, 0]
+        call, comment = self.printer.summed(step, called, self._name(source, block, scope))
+        scope.names[step.target] = scope.fresh(base)
+        return commented(f"{scope.names[step.target]} = {call}", comment)
 
     def _call_line(self, entry: Block, block: Block, scope: _Scope, last: Mapping[Version, int], position: int) -> str:
         arguments = [self._name(v, block, scope) for v in entry.takes] + [self.symbols[s] for s in self._passed(entry)]

@@ -18,6 +18,7 @@ import torch
 from placement.graph._torch import aten, overload_name, to_copy, unsafe_view
 from placement.graph.functional import functional, mapped, passes_on
 from placement.graph.ir import Graph, Node, Value, leaves
+from placement.graph.rows import with_linears
 from placement.graph.visibility import spelled_out
 
 Rewrite = Callable[["_Builder", Node], Value | tuple[Value | None, ...] | None]
@@ -47,14 +48,18 @@ def normalize(graph: Graph) -> Graph:
         o if o.value is None else dataclasses.replace(o, value=builder.now(written.get(o.value, o.value)))
         for o in graph.outputs
     )
-    nodes = _live(spelled_out(builder.nodes), {o.value for o in outputs if o.value is not None})
+    needed = {o.value for o in outputs if o.value is not None}
+    given = [v for info in modules.values() for vs in info.returned.values() for v in vs]
+    weights = {parameter.value for parameter in graph.parameters}
+    nodes = _live(spelled_out(builder.nodes), needed)
+    nodes = _live(with_linears(nodes, weights, [*needed, *given]), needed)
     result = dataclasses.replace(graph, nodes=nodes, outputs=outputs, modules=modules)
     result.verify()
     return result
 
 
-def _live(nodes: Iterable[Node], needed: set[Value]) -> tuple[Node, ...]:
-    kept = []
+def _live(nodes: Iterable[Node], returned: Iterable[Value]) -> tuple[Node, ...]:
+    kept, needed = [], set(returned)
     for node in reversed(list(nodes)):
         if any(v in needed for v in node.results):
             kept.append(node)

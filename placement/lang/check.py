@@ -23,6 +23,7 @@ from placement.lang.spec import (
     ParamLine,
     Placed,
     PlacingLine,
+    Setting,
     Spec,
     StrategyLine,
     ValueLine,
@@ -215,7 +216,18 @@ def _check_words(spec: Spec, found: Diagnostics) -> None:
     for line in spec.lowers:
         for setting in line.settings:
             if _known(setting.key, LOWERINGS, "PLC115", "setting", found):
-                _known(setting.value, LOWERINGS[setting.key], "PLC115", f"value of '{setting.key}'", found)
+                _check_value(setting, found)
+
+
+def _check_value(setting: Setting, found: Diagnostics) -> None:
+    word, opening, count = setting.value.partition("(")
+    values = LOWERINGS[setting.key]
+    if not opening or word not in values:
+        _known(setting.value, values, "PLC115", f"value of '{setting.key}'", found)
+    elif word != "chunks":
+        found.error("PLC115", f"'{word}' takes nothing in parentheses", setting.value.span, hint=f"write {word}")
+    elif not count[:-1].strip().isdecimal() or int(count[:-1]) < 2:
+        found.error("PLC115", f"'{setting.value}' is no number of chunks", setting.value.span, hint="write chunks(4)")
 
 
 def _known(name: Name, known: Iterable[str], code: str, what: str, found: Diagnostics) -> bool:

@@ -31,7 +31,7 @@ DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_
 PARAMETER_DIMS = ("out", "in", "vocab", "hidden")
 """Dim names that work inside one parameter without being declared: Linear's, then Embedding's."""
 
-COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv")
 """The collectives that an ``expect`` line may count."""
 
 DIRECTIONS = ("forward", "backward")
@@ -42,12 +42,15 @@ RESOURCES = ("memory",)
 """What a ``limit`` line may bound, per rank."""
 
 LOWERINGS: dict[str, tuple[str, ...]] = {
-    "overlap": ("ring", "none"),
+    "overlap": ("none", "async", "ring", "chunks"),
     "gathered": ("again", "kept"),
     "ops": ("fused", "written"),
     "reduce": ("float64", "float32", "bfloat16", "float16"),
 }
-"""What a ``lower`` line may set, and to what."""
+"""What a ``lower`` line may set, and to what; ``chunks`` may say how many."""
+
+CHUNKS = 4
+"""How many ``chunks`` are where nothing is said."""
 
 Unit = Literal["bytes", "bytes/s", "seconds", "flop/s"]
 

@@ -130,7 +130,8 @@ def _sent(found: Explanation) -> Iterator[Sent]:
     for made in found["conversions"]:
         what = _arrow(made["from"], made["to"], made["backward"])
         what += ", gathered again" if made.get("again") else ""
-        yield Sent(made["value"], made["module"], made["axis"], what, made["forward"], made["backward"], made["bytes"])
+        nbytes = made.get("summed", made["bytes"])
+        yield Sent(made["value"], made["module"], made["axis"], what, made["forward"], made["backward"], nbytes)
     for op in found["implementations"]:
         for sent in op["collectives"]:
             actions = [sent["action"] if sent["phase"] == phase else "none" for phase in ("forward", "backward")]

@@ -73,12 +73,12 @@ def launches(found: Facts) -> Iterator[Counted]:
         module = event.place if isinstance(event, Converted) else event.module
         for phase, action, nbytes in event.launches:
             yield Counted(module.partition("@")[0], phase, action, event.axis, event.axes, nbytes, _told(event))
-    flat: dict[tuple[str, tuple[str, ...], str], int] = {}
+    flat: dict[tuple[str, tuple[str, ...], str, int], int] = {}
     for hook in found.hooks:
         if max(found.mesh[axis] for axis in hook.axes) > 1:
-            key = hook.axis, hook.axes, hook.dtype
+            key = hook.axis, hook.axes, hook.dtype, hook.bucket
             flat[key] = flat.get(key, 0) + hook.nbytes
-    for (axis, axes, dtype), nbytes in flat.items():
+    for (axis, axes, dtype, _), nbytes in flat.items():
         what = f"the gradients of replicated parameters in {dtype.removeprefix('torch.')}"
         yield Counted("", "backward", Action.ALL_REDUCE.value, axis, axes, nbytes, what)
 

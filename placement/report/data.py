@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from placement.report.balance import Balance
 from placement.report.facts import Converted, Hooked, Inside, facts
 from placement.report.memory import memory_data
+from placement.types import Action
 
 if TYPE_CHECKING:
     from placement.solver.plan import Plan
@@ -17,7 +19,8 @@ FORMAT_VERSION = 1
 def explain_data(plan: Plan) -> dict[str, Any]:
     """The explanation as plain dicts, lists, strings and ints. Sizes are bytes, times and costs picoseconds."""
     found = facts(plan)
-    return {
+    balance = {"balance": [_balance(b) for b in found.balances]} if found.balances else {}
+    return balance | {
         "format_version": FORMAT_VERSION,
         "mesh": dict(found.mesh),
         "conversions": [_conversion(c) for c in found.conversions],
@@ -38,24 +41,45 @@ def explain_data(plan: Plan) -> dict[str, Any]:
     }
 
 
+def _balance(found: Balance) -> dict[str, Any]:
+    return {
+        "modules": list(found.modules),
+        "axes": list(found.axes),
+        "order": "zigzag" if found.zigzag else "contiguous",
+        "pairs": list(found.pairs),
+        "contiguous": list(found.contiguous),
+    }
+
+
 def to_json(plan: Plan) -> str:
     """``explain_data`` as text: keys sorted, lists in program order, so that equal plans have equal texts."""
     return json.dumps(explain_data(plan), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 def _conversion(found: Converted) -> dict[str, Any]:
-    return {
-        "value": found.value,
-        "module": found.module,
-        "axis": found.axis,
-        "from": found.source,
-        "to": found.target,
-        "forward": found.forward,
-        "backward": found.backward,
-        "bytes": found.nbytes,
-        "again": found.again,
-        "cause": list(found.cause),
-    }
+    return (
+        {
+            "value": found.value,
+            "module": found.module,
+            "axis": found.axis,
+            "from": found.source,
+            "to": found.target,
+            "forward": found.forward,
+            "backward": found.backward,
+            "bytes": found.nbytes,
+            "again": found.again,
+            "cause": list(found.cause),
+        }
+        | summed(found)
+        | ({"overlap": found.overlap} if found.overlap else {})
+    )
+
+
+def summed(found: Converted) -> dict[str, int]:
+    """The bytes of what is summed, where these are others."""
+    both = (action for action in (found.forward, found.backward) if Action(action).communicates)
+    sizes = {found.sent(action) for action in both} - {found.nbytes}
+    return {"summed": found.summed} if sizes else {}
 
 
 def _implementation(found: Inside) -> dict[str, Any]:

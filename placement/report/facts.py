@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from placement.graph.ir import Node, Output, Value
+from placement.report.balance import Balance, balances
 from placement.report.names import Names, common, operation, shared, visible
 from placement.solver.memory import Memory, memory
+from placement.solver.overlap import cuts
 from placement.solver.states import chosen
+from placement.solver.sums import SUMS
 from placement.types import Action, Kind
 
 if TYPE_CHECKING:
@@ -30,7 +33,9 @@ class Converted:
     user_modules: the module of each. source, target: the user's words, which do not tell I from R as ``source_type``
     and ``target_type`` do. nbytes: of the full value. position: of the conversion in program order. axis: the name of
     ``axes`` together. times: picoseconds forward and backward. again: how often a stored parameter is gathered once
-    more in the backward; kept_by: for each time the position of the op that needs it then.
+    more in the backward; kept_by: for each time the position of the op that needs it then. summed: as nbytes, in the
+    dtype that its sums are done in. overlap: how its collectives are cut beside layers, '' where in one piece.
+    launches: (phase, action, bytes) of each.
     """
 
     value: str
@@ -54,13 +59,13 @@ class Converted:
     again: int = 0
     kept_by: tuple[int, ...] = ()
     stored: bool = False
+    summed: int = 0
+    overlap: str = ""
+    launches: tuple[tuple[str, str, int], ...] = ()
 
-    @property
-    def launches(self) -> tuple[tuple[str, str, int], ...]:
-        """(phase, action, bytes) of each collective."""
-        both: tuple[tuple[str, str], ...] = (("forward", self.forward), ("backward", self.backward))
-        both += (("backward", self.forward),) * self.again
-        return tuple((phase, action, self.nbytes) for phase, action in both if Action(action).communicates)
+    def sent(self, action: str) -> int:
+        """The bytes that one of its actions counts."""
+        return self.summed if Action(action) in SUMS else self.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +86,7 @@ class Hooked:
     """A parameter that is replicated on axes, over which its gradient is summed. axis: the name of ``axes`` together.
 
     meets: the placements on these axes that it is used together with. time: picoseconds that its part of the flat
-    reduction takes.
+    reduction takes. bucket: which of the flat reductions that is.
     """
 
     parameter: str
@@ -92,6 +97,7 @@ class Hooked:
     cause: tuple[str, ...]
     dtype: str
     time: int = 0
+    bucket: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +139,7 @@ class Facts:
     optimal: bool
     notes: tuple[str, ...]
     stages: Mapping[str, float]
+    balances: tuple[Balance, ...] = ()
 
 
 def facts(plan: Plan) -> Facts:
@@ -165,6 +172,7 @@ def facts(plan: Plan) -> Facts:
         optimal=plan.cost == plan.lower_bound,
         notes=tuple(_note(note, files) for note in plan.bound.notes),
         stages=dict(plan.stages),
+        balances=balances(plan),
     )
 
 
@@ -209,11 +217,8 @@ def _converted(plan: Plan, names: Names, step: Step, files: Mapping[str, str]) -
     ops = sorted(names.order[user] for user in step.consumers if isinstance(user, Node))
     # A `value` line that converts what an op gives is carried out by that op's side: its producer is its consumer.
     leaving = producer is not None and (step.conversion.source is Kind.P or producer in step.consumers)
-    actions = (
-        (step.conversion.forward, step.conversion.backward)
-        if plan.mesh.ranks(step.axes) > 1
-        else (Action.NONE, Action.NONE)
-    )
+    n = plan.mesh.ranks(step.axes)
+    actions = (step.conversion.forward, step.conversion.backward) if n > 1 else (Action.NONE, Action.NONE)
     return Converted(
         value=names.value(step.value),
         home=common([names.stack(producer)]),
@@ -223,8 +228,8 @@ def _converted(plan: Plan, names: Names, step: Step, files: Mapping[str, str]) -
         user_modules=tuple(common([names.stack(user)]) for user in users),
         axis=step.axis,
         axes=names.axes(step.axes),
-        source=names.placement(step.value, step.source.type[step.axes[0]]),
-        target=names.placement(step.value, step.target.type[step.axes[0]]),
+        source=names.placement(step.value, step.source.type[step.axes[0]], step.axes),
+        target=names.placement(step.value, step.target.type[step.axes[0]], step.axes),
         source_type=step.conversion.source,
         target_type=step.conversion.target,
         forward=visible(actions[0]),
@@ -238,6 +243,9 @@ def _converted(plan: Plan, names: Names, step: Step, files: Mapping[str, str]) -
         again=step.again,
         kept_by=tuple(ops[-1 - index % len(ops)] for index in range(step.again)),
         stored=step.source.type[step.axes[0]].stored,
+        summed=step.summed,
+        overlap=step.overlap if cuts(step.overlap) else "",
+        launches=tuple((phase, action.value, size) for phase, action, size, _ in step.launches(n)),
     )
 
 
@@ -261,6 +269,7 @@ def _inside(plan: Plan, names: Names) -> Iterable[Inside]:
 def _hooks(plan: Plan, names: Names, files: Mapping[str, str]) -> Iterable[Hooked]:
     meets = _meetings(plan, names)
     times = {(step.value, step.axes): step.times[1] for step in plan.steps if step.sums_gradient}
+    buckets = {hook: index for index, bucket in enumerate(plan.buckets()) for hook in bucket.hooks}
     for hook in plan.hooks:
         value = hook.parameter.value
         met = (meets.get((value, axis), {}) for axis in hook.axes)
@@ -278,6 +287,7 @@ def _hooks(plan: Plan, names: Names, files: Mapping[str, str]) -> Iterable[Hooke
             cause=told_causes(hook.cause, files),
             dtype=str(value.dtype),
             time=times[value, hook.axes],
+            bucket=buckets[hook],
         )
 
 
@@ -292,7 +302,7 @@ def _meetings(plan: Plan, names: Names) -> dict[tuple[Value, int], dict[str, Non
         sides = (*zip(user.operands, strategy.operands, strict=True), *zip(user.results, strategy.results, strict=True))
         for value, axis, kind in ((value, axis, kind) for value, joint in sides for axis, kind in enumerate(joint)):
             if value is not version.value and kind.kind in (Kind.S, Kind.P):
-                found.setdefault((version.value, axis), {})[names.placement(value, kind)] = None
+                found.setdefault((version.value, axis), {})[names.placement(value, kind, (axis,))] = None
     return found
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from placement.graph.ir import Parameter
 from placement.lang.diagnostics import Diagnostic, Diagnostics
 from placement.report.fold import patterns
+from placement.report.idle import idle
 from placement.report.units import plural
 from placement.rules.skeleton import without_rules
 from placement.solver.plan import Plan
@@ -25,6 +26,7 @@ def findings(plan: Plan, spec: str) -> tuple[Diagnostic, ...]:
         message = f"no line of {spec} places {plural(len(silent), 'parameter')}, used replicated"
         found.append(Diagnostic("PLC208", message, notes=tuple(_by_shape(silent)), severity="note"))
     found += _no_sums(plan)
+    found += idle(plan)
     found += without_rules(plan.graph, plan.bound.dims)
     return tuple(found)
 

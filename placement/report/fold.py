@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from placement.report.facts import Converted, Facts, Hooked, Inside
 from placement.report.names import join, relative, shared, within
-from placement.types import Kind
+from placement.types import Action, Kind
 
 Segments = tuple[tuple[str, ...], ...]  # a product of alternatives, segment by segment
 AS_PLACED = "as placed"  # where a `value` line has a value converted at once
@@ -15,6 +16,7 @@ OUTPUT = "output"  # the block's own
 INPUT = "input"  # what alike layers are given under different names
 USES = "their uses"  # of several parameters
 AGAIN = "gathered again"
+GRADIENT = "its gradient"
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,18 +192,36 @@ def _gathered(items: Sequence[Item]) -> Iterator[Item]:
 def _item(event: Converted | Inside, block: str) -> Item:
     if isinstance(event, Inside):
         name = join(relative(event.module, block), event.op)
-        rows = tuple(
-            Row(f"by {event.name}", event.axis, *((action, "") if phase == "forward" else ("", action)), nbytes)
-            for phase, action, nbytes in event.launches
-        )
+        rows = tuple(_rows_inside(event))
         return Item(name, "", "", rows, event.launches, (), (event,))
     forward, backward = ("" if action == "none" else action for action in (event.forward, event.backward))
-    rows = [Row(arrow(event), event.axis, forward, backward, event.nbytes)]
+    rows = _rows(event, forward, backward)
     if event.again:
         rows.append(Row(AGAIN, event.axis, "", forward, event.again * event.nbytes, event.again))
     target, goal = _target(event, block)
     name = relative(event.value, block) or OUTPUT
     return Item(name, target, goal, tuple(rows), event.launches, event.cause, (event,))
+
+
+def _rows(event: Converted, forward: str, backward: str) -> list[Row]:
+    """What a conversion does: one row, or two where it sends unlike sizes forward and backward."""
+    sizes = [event.sent(action) if action and Action(action).communicates else None for action in (forward, backward)]
+    there, back = sizes
+    if there is not None and back is not None and there != back:
+        return [Row(arrow(event), event.axis, forward, "", there), Row(GRADIENT, event.axis, "", backward, back)]
+    nbytes = event.nbytes if there is None and back is None else back if there is None else there
+    return [Row(arrow(event), event.axis, forward, backward, nbytes or 0)]
+
+
+def _rows_inside(event: Inside) -> Iterator[Row]:
+    """What an op sends, a row for each launch; steps that follow one another alike, from rank to rank, are one."""
+    for (phase, action, nbytes), alike in groupby(event.launches):
+        sides = (action, "") if phase == "forward" else ("", action)
+        count = len(list(alike))
+        if action == Action.SEND_RECV.value:
+            yield Row(f"by {event.name}", event.axis, *sides, nbytes * count, count)
+        else:
+            yield from [Row(f"by {event.name}", event.axis, *sides, nbytes)] * count
 
 
 def arrow(event: Converted) -> str:
@@ -210,7 +230,7 @@ def arrow(event: Converted) -> str:
     if source == target:
         source = "Invariant" if event.source_type is Kind.I else source
         target = "Invariant" if event.target_type is Kind.I else target
-    return f"{source} -> {target}"
+    return f"{source} -> {target}" + (f", {event.overlap}" if event.overlap else "")
 
 
 def _target(event: Converted, block: str) -> tuple[str, str]:
@@ -253,7 +273,7 @@ def summed(found: Facts, limit: int = 1000) -> tuple[Summed, ...]:
 
 # -- sums and causes ----------------------------------------------------------------------------------
 
-_ORDER = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+_ORDER = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv")
 
 
 def order(action: str) -> int:

@@ -26,6 +26,7 @@ class Names:
         graph = plan.graph
         self._dims = plan.bound.dims
         self._axes = plan.mesh.axes
+        self._zigzag = plan.mesh.zigzag
         self._modules = graph.modules
         self.parameters: dict[Value, Parameter] = {p.value: p for p in graph.parameters}
         self.producers: dict[Value, Node] = {v: node for node in graph.nodes for v in node.results}
@@ -50,14 +51,15 @@ class Names:
 
     def placements(self, value: Value, joint: Joint) -> dict[str, str]:
         """The placement on each axis of the mesh."""
-        return {axis.name: self.placement(value, kind) for axis, kind in zip(self._axes, joint, strict=True)}
+        pairs = enumerate(zip(self._axes, joint, strict=True))
+        return {axis.name: self.placement(value, kind, (index,)) for index, (axis, kind) in pairs}
 
     def axes(self, axes: Iterable[int]) -> tuple[str, ...]:
         """The names of the axes at these positions of the mesh."""
         return tuple(self._axes[index].name for index in axes)
 
-    def placement(self, value: Value, kind: Type) -> str:
-        """The type as users write it: ``Replicate``, ``Partial``, ``Shard(seq)``, ``Shard(2)``, ``stored Shard(0)``."""
+    def placement(self, value: Value, kind: Type, axes: Sequence[int]) -> str:
+        """The type on ``axes`` as users write it: ``Replicate``, ``Partial``, ``Shard(seq)``, ``stored Shard(0)``."""
         if kind.kind is Kind.P:
             return "Partial"
         if kind.kind is not Kind.S:
@@ -66,7 +68,8 @@ class Names:
             place = self._dims.locate(value, cast("Factors", kind.over))
             assert place is not None
             return f"stored Shard({place[0]})"  # of a whole dim, which a parameter's shape shows
-        return f"Shard({self._dim(value, kind)})"
+        order = ", zigzag" if any((axis, kind.over) in self._zigzag for axis in axes) else ""
+        return f"Shard({self._dim(value, kind)}{order})"
 
     def stack(self, user: Node | Output | None) -> Stack:
         """The module calls around a node; none around an output or what no op makes."""

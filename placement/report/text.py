@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from placement.report import balance
 from placement.report.facts import Facts, facts
 from placement.report.fold import Block, Item, Row, Summed, blocks, causes, layer_sums, order, patterns, summed
 from placement.report.names import told
@@ -97,11 +98,10 @@ class _Page(Page):
 
     def summed(self, axis: str, groups: Sequence[Summed]) -> Iterator[str]:
         members = [hook for group in groups for hook in group.members]
-        flat: dict[str, int] = {}  # one reduction for each dtype
-        for hook in members:
-            flat[hook.dtype] = flat.get(hook.dtype, 0) + hook.nbytes
+        flat = dict.fromkeys(hook.bucket for hook in members)
         ranks = max(self.facts.mesh[name] for name in members[0].axes)
-        sent = f"{len(flat)} all_reduce {show_bytes(sum(flat.values()))}" if ranks > 1 else ""
+        nbytes = sum(hook.nbytes for hook in members)
+        sent = f"{len(flat)} all_reduce {show_bytes(nbytes)}" if ranks > 1 else ""
         yield from self.sides(
             f"Gradients of {plural(len(members), 'parameter')} summed over {axis}", sent, "bold", "dim"
         )
@@ -149,6 +149,7 @@ class _Page(Page):
         yield from self.fill("Memory", f"{params} of parameters, {saved} kept for backward, on one rank")
         compute, sent = show_time(found.compute), show_time(found.communication)
         yield from self.fill("Time", f"{compute} compute + {sent} communication, predicted")
+        yield from self.filled("Balance", map(balance.told, found.balances))
         yield from self.fill("Proof", proof(found))
         if verbose:
             stages = [f"{name} {seconds:.2f} s" for name, seconds in found.stages.items()]

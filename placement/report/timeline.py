@@ -101,9 +101,8 @@ def _inside(plan: Plan, node: Node, name: str, module: str, place: int) -> Itera
     for index, sent in enumerate(plan.inside.get(node, ())):
         action, phase = sent.collective.action, sent.collective.phase
         order = index if phase == FORWARD else -index  # backward they run as they are listed, too
-        duration = plan.mesh.machine(sent.axes).collective(action, sent.nbytes)
         what = f"by {strategy.parts[sent.axes[0]].implementation}"
-        sender = plan.mesh.name(sent.axes), sent.nbytes, duration
+        sender = plan.mesh.name(sent.axes), sent.nbytes, sent.time
         event = Event(name, module, phase, COMMUNICATION, what, action.value, *sender)
         yield (place, 2, order), event
 
@@ -124,18 +123,18 @@ def _conversions(found: Facts) -> Iterator[tuple[_Place, Event]]:
 def _converted(made: Converted, phase: str, action: str, duration: int, what: str = "") -> Event:
     what = what or arrow(made)
     named = ZEROS if Action(action) is Action.NONE else action
-    nbytes = made.nbytes if Action(action).communicates else 0
+    nbytes = made.sent(action) if Action(action).communicates else 0
     return Event(made.value, made.place, phase, COMMUNICATION, what, named, made.axis, nbytes, duration)
 
 
 def _gradients(found: Facts) -> Iterator[Event]:
-    """One flat reduction for each dtype and the axes it goes over."""
-    flat: dict[tuple[str, str], tuple[int, int, int]] = {}
+    """The flat reductions, in order."""
+    flat: dict[tuple[int, str, str], tuple[int, int, int]] = {}
     for hook in found.hooks:
-        key = hook.dtype.removeprefix("torch."), hook.axis
+        key = hook.bucket, hook.dtype.removeprefix("torch."), hook.axis
         count, nbytes, time = flat.get(key, (0, 0, 0))
         flat[key] = count + 1, nbytes + hook.nbytes, time + hook.time
-    for (dtype, axis), (count, nbytes, time) in flat.items():
+    for (_, dtype, axis), (count, nbytes, time) in sorted(flat.items()):
         what, action = f"{plural(count, 'parameter')} of {dtype}", Action.ALL_REDUCE.value
         yield Event("gradients", GRADIENTS, BACKWARD, COMMUNICATION, what, action, axis, nbytes, time)
 

@@ -193,7 +193,7 @@ class _Answer:
     def words(self, subject: Subject, joint: Joint) -> dict[str, str]:
         """The placement by axis."""
         axes = self.plan.mesh.axes
-        return {axis.name: self.word(subject, kind) for axis, kind in zip(axes, joint, strict=True)}
+        return {axis.name: self.word(subject, kind, i) for i, (axis, kind) in enumerate(zip(axes, joint, strict=True))}
 
     def said(self, subject: Subject, joint: Joint) -> str:
         """The placement on one axis, or ``Shard(batch) @ dp, Replicate @ tp``."""
@@ -204,10 +204,10 @@ class _Answer:
         """The kind of type on one axis, or ``S, R``."""
         return ", ".join(kind.kind.value for kind in joint)
 
-    def word(self, subject: Subject, kind: Type) -> str:
+    def word(self, subject: Subject, kind: Type, axis: int) -> str:
         """As users write it; ``Invariant`` where both kinds of Replicate may occur."""
         both = subject.value.requires_grad and subject.kind == "value"
-        return "Invariant" if both and kind == I else self.names.placement(subject.value, kind)
+        return "Invariant" if both and kind == I else self.names.placement(subject.value, kind, (axis,))
 
     # -- as it could be -------------------------------------------------------------------------
 
@@ -220,9 +220,9 @@ class _Answer:
         for subject in group:
             here: dict[str, Type] = {}
             for kind in self.types(subject, axis):
-                here.setdefault(self.word(subject, kind), kind)
+                here.setdefault(self.word(subject, kind, axis), kind)
             offered.append(here)
-        now = self.word(group[0], self.current(group[0])[axis])
+        now = self.word(group[0], self.current(group[0])[axis], axis)
         for word in offered[0]:
             if word != now and all(word in here for here in offered):
                 yield axis, word, [here[word] for here in offered]
@@ -280,7 +280,7 @@ class _Pricing:
         time, compute = other.cost[0] - old.cost[0], other.compute - old.compute
         return dataclasses.replace(
             plain,
-            made=self.answer.word(first, made) if first.kind == "value" and made != kinds[0] else "",
+            made=self.answer.word(first, made, axis) if first.kind == "value" and made != kinds[0] else "",
             time=time,
             communication=time - compute,
             compute=compute,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from placement.report.data import FORMAT_VERSION
+from placement.report.data import FORMAT_VERSION, summed
 from placement.report.facts import Converted, Hooked
 from placement.report.fold import AGAIN, arrow, causes, patterns
 from placement.report.page import Page
@@ -63,7 +63,7 @@ def _conversion(made: Converted) -> dict[str, Any]:
         "time": sum(made.times),
         "users": list(made.users),
         "cause": list(made.cause),
-    }
+    } | summed(made)
 
 
 def _alternative(other: Alternative) -> dict[str, Any]:
@@ -156,7 +156,9 @@ class _Page(Page):
     def conversion(self, made: Converted) -> Iterator[str]:
         both = " | ".join("-" if action == "none" else action for action in (made.forward, made.backward))
         what = f"{arrow(made)} @ {made.axis}"
-        yield from self.sides(f"  {'converted':<{self._LABEL}}{what}", f"{both}  {show_bytes(made.nbytes)}")
+        sizes = dict.fromkeys(nbytes for _, _, nbytes in made.launches) or [made.nbytes]
+        sent = " | ".join(map(show_bytes, sizes))
+        yield from self.sides(f"  {'converted':<{self._LABEL}}{what}", f"{both}  {sent}")
         if made.again:
             again = f"- | {made.again if made.again > 1 else ''} {made.forward}".replace("  ", " ")
             size = show_bytes(made.again * made.nbytes)

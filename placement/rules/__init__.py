@@ -4,8 +4,8 @@ Importing this package registers the project's own rules through the same ``rule
 """
 
 from placement.rules import attention, indexing, loss, pointwise, products, reductions, spatial, spectra, views
-from placement.rules.core import Collective, Form, Implementation, Rule, lookup, rule, signature_of
-from placement.rules.strategies import Context, JointStrategy, Strategy, joint_strategy, strategies
+from placement.rules.core import Collective, Form, Implementation, Rule, Way, lookup, rule, signature_of
+from placement.rules.strategies import Context, JointStrategy, Strategy, joint_strategy, runs_as, strategies
 
 __all__ = [
     "Collective",
@@ -15,6 +15,7 @@ __all__ = [
     "JointStrategy",
     "Rule",
     "Strategy",
+    "Way",
     "attention",
     "indexing",
     "joint_strategy",
@@ -24,6 +25,7 @@ __all__ = [
     "products",
     "reductions",
     "rule",
+    "runs_as",
     "signature_of",
     "spatial",
     "spectra",

@@ -16,6 +16,7 @@ import torch
 
 from placement.graph._torch import op_of
 from placement.graph.ir import Node, Size, Value, arguments, op_name
+from placement.graph.segments import Factor
 from placement.graph.signature import Regrouping, Signature, expand, parse
 from placement.types import Action, Type
 
@@ -32,13 +33,23 @@ Code = str | Callable[[Mapping[str, str]], str]
 class Collective:
     """A launch inside an implementation: ``nbytes`` of the full value, in one direction of the step.
 
-    like: the operand that is cut, on other axes of the mesh, as what is sent is; None for what is never cut.
+    like: the operand that is cut, on other axes of the mesh, as what is sent is; None for what is never cut. but: it
+    happens once for each rank of the axis but so many; None: once. behind: it runs behind the op's own work, of which
+    there is as much for each rank. summed: the dtype of floating-point numbers that it sums, which a spec may have done
+    in another; None for anything else.
     """
 
     action: Action
     nbytes: int
     phase: str  # "forward" or "backward"
     like: int | None = None
+    but: int | None = None
+    behind: bool = False
+    summed: torch.dtype | None = None
+
+    def times(self, n: int) -> int:
+        """How often it is launched on an axis of ``n`` ranks."""
+        return 1 if self.but is None else max(0, n - self.but)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +57,16 @@ class Form:
     """One way to run an op: the types it takes and gives, and what it sends meanwhile.
 
     code is a template over the op's argument names, ``{axis}`` and, for a sharded operand or result,
-    ``{NAME_cut}`` (``dim, outer, segments=(2, 1, 1)``, as much of it as there is).
+    ``{NAME_cut}`` (``dim, outer, segments=(2, 1, 1)``, as much of it as there is). whole: factors that no other axis
+    may cut at the same time. met: operands, by position, of which a rank meets every block in turn.
     """
 
     operands: tuple[Type, ...]
     results: tuple[Type, ...]
     collectives: tuple[Collective, ...] = ()
     code: Code | None = None
+    whole: tuple[Factor, ...] = ()
+    met: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +75,28 @@ class Implementation:
 
     On several axes of a mesh all may run it, as one group, where they cut the same run of factors, or any runs if
     it ``counts`` only. ``joins`` names other implementations that may run on other axes at the same time: this one's
-    code gets their axes as fields of these names.
+    code gets their axes as fields of these names. ``joined``: it also runs where other ops become one with this.
     """
 
     name: str
     forms: Callable[[Node, Context], Iterable[Form]]
     counts: bool = False
     joins: tuple[str, ...] = ()
+    joined: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to run an op on an axis, by the name that a ``strategy`` line gives it.
+
+    letters: it cuts one of these in operand 0. implementations: what then runs, '' for the plain form. refused: why a
+    node cannot be run so on an axis, asked where it cannot.
+    """
+
+    name: str
+    letters: tuple[str, ...]
+    refused: Callable[[Node, Context], str]
+    implementations: tuple[str, ...] = ("",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +114,7 @@ class Rule:
     finite: operands, by index, or True for all: where these hold numbers, whatever they are, the result does too.
     past: what an op that looks along a dim makes of one that is longer than it was given (see ``past``); None where
     that follows from the signature. bounds: which numbers the result may have, from those of the arguments.
+    ways: what a ``strategy`` line may ask for.
     """
 
     signature: SignatureRule
@@ -102,6 +132,7 @@ class Rule:
     finite: frozenset[int] | bool = False
     past: Past | None = None
     bounds: Bounds | None = None
+    ways: tuple[Way, ...] = ()
 
     def keeps_finite(self, index: int) -> bool:
         """Whether the result is a number wherever operand ``index`` is one."""
@@ -133,6 +164,7 @@ def rule(
     finite: Iterable[int] | bool = False,
     past: Past | None = None,
     bounds: Bounds | None = None,
+    ways: Iterable[Way] = (),
 ) -> Rule:
     """Tell the compiler the index structure of an op; returns the registered rule.
 
@@ -147,6 +179,7 @@ def rule(
     backward needs (``"x, result"``), which the memory model counts. ``padded`` is an op with the same arguments and a
     ``size``, for operand 0 with zeros at the end of a dim that it alone has. ``layer``: the op is ``F.linear`` of two.
     ``finite``, ``past`` and ``bounds`` say what may stand beyond the end of a dim that is padded (see ``Rule``).
+    ``ways`` are what a ``strategy`` line may ask for.
 
     An op that knows a weighted sum over tokens, ``mylib::pool(x[b, s, h], w[s]) -> [b, h]``:
 
@@ -172,6 +205,7 @@ def rule(
         finite=finite if isinstance(finite, bool) else frozenset(finite),
         past=past,
         bounds=bounds,
+        ways=tuple(ways),
     )
     for one in op if isinstance(op, list | tuple) else (op,):
         known = op_of(one)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+import torch
+
 from placement.graph.ir import Node, Size, Value, numel, op_name
 from placement.graph.padded import CROSS_ENTROPY
 from placement.graph.signature import Dim, Signature
@@ -17,7 +19,6 @@ REDUCTIONS = ("none", "mean", "sum")
 _MEAN = REDUCTIONS.index("mean")
 _TOKENS = "over tokens"
 _COUNT = 8  # bytes of a number of tokens, or of the sum of their weights
-_SUMMED = 4  # bytes, at least, of the dtype that sums are done in
 
 
 def _dims(node: Node) -> tuple[tuple[Dim, ...], tuple[Dim, ...]] | None:
@@ -69,10 +70,11 @@ def _over_classes(node: Node, context: Context) -> Iterator[Form]:
     at = dims[0].index(("c",))
     itemsize = logits.dtype.itemsize
     tokens = numel(target.shape, context.hints)
-    sums = tokens * max(itemsize, _SUMMED) * (3 if arguments(node)["label_smoothing"] else 2)
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    sums = tokens * wide.itemsize * (3 if arguments(node)["label_smoothing"] else 2)
     collectives = (
         Collective(Action.ALL_REDUCE, tokens * itemsize, "forward", like=1),
-        Collective(Action.ALL_REDUCE, sums, "forward", like=1),
+        Collective(Action.ALL_REDUCE, sums, "forward", like=1, summed=wide),
     )
     rest = (R,) * (len(node.operands) - 1)
     for run in context.runs(context.dims.of(logits)[at]):
@@ -88,7 +90,8 @@ def _over_tokens(node: Node, context: Context) -> Iterator[Form]:
     if dims is None or arguments(node)["reduction"] != _MEAN:
         return
     logits, target = node.operands[:2]
-    count = (Collective(Action.ALL_REDUCE, _COUNT, "forward"),)
+    weights = torch.float64 if len(node.operands) > 2 else None
+    count = (Collective(Action.ALL_REDUCE, _COUNT, "forward", summed=weights),)
     rest = (R,) * (len(node.operands) - 2)
     for dim in range(len(target.shape)):
         for run in context.runs(context.dims.of(target)[dim]):

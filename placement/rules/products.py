@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from placement.graph.ir import Node, Size, op_name
+from placement.graph.rows import LINEAR
 from placement.graph.signature import Dim, Signature
 from placement.rules.core import Code, Form, Implementation, arguments, aten, rule
 from placement.rules.strategies import Context
@@ -17,12 +18,13 @@ def twice_all(extent: Mapping[str, int]) -> int:
 
 
 def _linear(node: Node) -> Signature | None:
-    """``* k, n k, [n] -> * n``. A bias joins the sum once."""
+    """``* k, n k, [n] -> * n``, or with a weight ``k n``. A bias joins the sum once."""
     source, weight = node.operands[:2]
     if len(weight.shape) != 2 or not source.shape:
         return None
     star: tuple[Dim, ...] = tuple((f"b{i}",) for i in range(len(source.shape) - 1))
-    operands: tuple[tuple[Dim, ...], ...] = ((*star, ("k",)), (("n",), ("k",)))
+    own: tuple[Dim, ...] = (("k",), ("n",)) if node.op is LINEAR else (("n",), ("k",))
+    operands: tuple[tuple[Dim, ...], ...] = ((*star, ("k",)), own)
     if len(node.operands) == 2:
         return Signature(operands, ((*star, ("n",)),), linear=frozenset({0, 1}))
     return Signature((*operands, (("n",),)), ((*star, ("n",)),), additive=frozenset({0, 2}))
@@ -33,7 +35,12 @@ def _linear_code(args: Mapping[str, str]) -> str:
     return f"F.linear({args['input']}, {args['weight']}{bias})"
 
 
+def _rows_code(args: Mapping[str, str]) -> str:
+    return _linear_code({**args, "weight": f"{args['weight']}.t()"})
+
+
 rule(aten.linear, _linear, flops=twice_all, code=_linear_code, layer=True)
+rule(LINEAR, _linear, flops=twice_all, code=_rows_code, layer=True)
 rule(aten.mm, "m k, k n -> m n", linear=(0, 1), flops=twice_all, code="{self} @ {mat2}")
 rule(aten.bmm, "b m k, b k n -> b m n", linear=(0, 1), flops=twice_all, code="{self} @ {mat2}")
 rule(aten.mv, "m k, k -> m", linear=(0, 1), flops=twice_all, code="{self} @ {vec}")

@@ -20,6 +20,7 @@ from placement.graph.capture import capture
 from placement.graph.factors import infer
 from placement.graph.gradients import differentiable
 from placement.graph.ir import Graph, Input, Node, Value, leaves, op_name, substitute
+from placement.graph.segments import Factor
 from placement.rules.core import signature_of, sizes_on_rank
 from placement.rules.strategies import Context, Strategy, strategies
 from placement.types import Kind, Type, dual
@@ -313,7 +314,9 @@ class _Place:
             expected = gradients[i]
             if expected is None:
                 continue
-            fault = self.joined([t for t in terms if t is not None], value, dual(kind), expected)
+            # Of elements that are one and the same, only what their gradients sum to is defined.
+            same = self.context.repeated(value) & set(self.strategy.whole)
+            fault = self.joined([t for t in terms if t is not None], value, dual(kind), expected, same)
             if fault:
                 return f"gradient of operand {i}: {fault}"
         return ""
@@ -329,8 +332,15 @@ class _Place:
         terms = [_random(x, self.generator) for _ in range(n - 1)]
         return [*terms, x - sum(terms[1:], terms[0].clone())]
 
-    def joined(self, parts: Sequence[Tensor], value: Value, kind: Type, expected: Tensor) -> str:
-        """'' where ``parts`` are ``expected`` in the type ``kind``, else how they differ."""
+    def joined(
+        self,
+        parts: Sequence[Tensor],
+        value: Value,
+        kind: Type,
+        expected: Tensor,
+        summed: frozenset[Factor] = frozenset(),
+    ) -> str:
+        """'' where ``parts`` are ``expected`` in the type ``kind``, ``summed`` over factors, else how they differ."""
         cut = _cut(self.context, value, kind)
         if cut:
             dim, n = cut[0], self.context.n
@@ -346,7 +356,17 @@ class _Place:
             whole = parts[0]
             if not all(torch.equal(part, whole) for part in parts):
                 return f"ranks differ, of type {kind!r}"
+        whole, expected = (self.summed(x, value, summed) for x in (whole, expected))
         return _difference(whole, expected, self.tolerance())
+
+    def summed(self, x: Tensor, value: Value, factors: frozenset[Factor]) -> Tensor:
+        """``x`` summed over these factors of the value's dims."""
+        for dim in reversed(range(x.ndim)):
+            own = self.context.dims.of(value)[dim]
+            if factors.intersection(own):
+                opened = x.unflatten(dim, [int(factor.size) for factor in own])
+                x = opened.sum([dim + i for i, factor in enumerate(own) if factor in factors], keepdim=True)
+        return x
 
     def tolerance(self) -> float:
         """How far results may be off, relative to the largest: what the narrowest dtype at the op rounds, and some."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+
+import torch
 
 from placement.graph.ir import Node, numel
 from placement.graph.signature import Dim, Signature
@@ -117,9 +120,11 @@ def _statistics(code: str, launches: int) -> Implementation:
 
     def forms(node: Node, context: Context) -> Iterator[Form]:
         source, count = node.operands[0], len(arguments(node)["normalized_shape"])
-        rows = numel(source.shape[: len(source.shape) - count], context.hints) * max(source.dtype.itemsize, 4)
+        wide = torch.promote_types(source.dtype, torch.float32)
+        rows = numel(source.shape[: len(source.shape) - count], context.hints) * wide.itemsize
         phases = ("forward", "backward") if node.results[0].requires_grad else ("forward",)
-        sent = tuple(Collective(Action.ALL_REDUCE, rows, phase, 0) for phase in phases for _ in range(launches))
+        one = partial(Collective, Action.ALL_REDUCE, rows, like=0, summed=wide)
+        sent = tuple(one(phase=phase) for phase in phases for _ in range(launches))
         for dim in context.dims.of(source)[len(source.shape) - count :]:
             for run in context.runs(dim):
                 kinds = [context.shard(value, run) for value in (*node.operands, *node.results)]

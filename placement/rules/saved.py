@@ -125,6 +125,16 @@ def _own_queries(node: Node) -> Iterator[Kept]:
         yield Kept(result, query.dtype.itemsize, (len(result.shape) - 2,), key.shape[-2])
 
 
+def _ring(node: Node) -> Iterator[Kept]:
+    """What each took and gave, and of each row the logarithm of its sum; where there is no ring, as without."""
+    (result,) = node.results
+    if arguments(node)["attn_mask"] is not None or arguments(node)["dropout_p"]:
+        yield from _attention(node)
+        return
+    yield from (Kept(tensor) for tensor in (*node.operands, result))
+    yield Kept(result, _accumulated(result), tuple(range(len(result.shape) - 1)))
+
+
 def _dropout(node: Node) -> Iterator[Kept]:
     """Which elements are dropped: a truth value each, though a hash could tell again."""
     if 0 < arguments(node)["p"] < 1:
@@ -242,6 +252,7 @@ _TABLE: dict[str, Line] = {
     "group_norm": _group_norm,
     "scaled_dot_product_attention": _attention,
     "scaled_dot_product_attention by own queries": _own_queries,
+    "scaled_dot_product_attention by ring": _ring,
     "cross_entropy_loss": _cross_entropy,
     "cross_entropy_loss by over classes": _over_classes,
     "embedding by masked lookup": _masked_lookup,
@@ -254,7 +265,10 @@ _TABLE: dict[str, Line] = {
 
 # The order in which the dims of a result lie in memory, where an op does not lay them out as torch's meta tensors
 # say: the fused kernels give attention's heads inside of its tokens, so that a transpose back is no copy.
-LAYOUTS: dict[str, tuple[int, ...]] = {"scaled_dot_product_attention": (0, 2, 1, 3)}
+LAYOUTS: dict[str, tuple[int, ...]] = {
+    "scaled_dot_product_attention": (0, 2, 1, 3),
+    "scaled_dot_product_attention by ring": (0, 2, 1, 3),
+}
 
 _ENTRY = re.compile(r"(?:(?P<how>folded|copy|(?P<bytes>\d+) per) )?(?P<name>[\w.]+)(?: for (?P<asking>.+))?")
 

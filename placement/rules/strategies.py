@@ -17,9 +17,9 @@ import torch
 
 from placement.graph.factors import Dims, Factors
 from placement.graph.ir import Node, Size, Value, evaluate
-from placement.graph.segments import holds, shared, side_by_side
+from placement.graph.segments import Factor, holds, shared, side_by_side
 from placement.graph.signature import Regrouping, Signature
-from placement.rules.core import Code, Collective, lookup
+from placement.rules.core import Code, Collective, Way, lookup
 from placement.types import I, Joint, P, R, S, Type
 
 
@@ -32,6 +32,8 @@ class Strategy:
     implementation: str = ""
     collectives: tuple[Collective, ...] = ()
     code: Code | None = None
+    whole: tuple[Factor, ...] = ()  # as in a form
+    met: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         name = f" by {self.implementation}" if self.implementation else ""
@@ -87,6 +89,9 @@ def joint_strategy(node: Node, parts: tuple[Strategy, ...]) -> JointStrategy | N
         alike = len({parts[index].operands for index in axes}) == 1
         if not alike and not known[name].counts:
             return None
+        whole = parts[axes[0]].whole
+        if whole and any(factor in whole for joint in operands for factor in joint.over):
+            return None
     for name, axes in groups.items():
         if all(other == name or other in known[name].joins for other in groups):
             return JointStrategy(parts, operands, results, axes)
@@ -101,6 +106,7 @@ class _Known:
     runs: dict[Factors, tuple[Factors, ...]] = field(default_factory=dict)
     shards: dict[Factors, Type] = field(default_factory=dict)
     strategies: dict[Node, tuple[Strategy, ...]] = field(default_factory=dict)
+    repeated: dict[Value, frozenset[Factor]] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,6 +184,12 @@ class Context:
             known[run] = S(*run)
         return known[run]
 
+    def repeated(self, value: Value) -> frozenset[Factor]:
+        """The factors along which the value is one and the same, as where heads are repeated for those of a group."""
+        if self.known.repeated is None:
+            self.known.repeated = _repeated(self.dims)
+        return self.known.repeated.get(value, frozenset())
+
     def types(self, value: Value) -> tuple[Type, ...]:
         """Every type that the value may have, the unsharded first."""
         if self.n == 1:
@@ -185,6 +197,33 @@ class Context:
         found = (self.shard(value, run) for dim in self.dims.of(value) for run in self.runs(dim))
         unsharded = (I, R, P) if value.requires_grad else (R, P) if _sums(value) else (R,)
         return (*unsharded, *dict.fromkeys(kind for kind in found if kind))
+
+
+def runs_as(way: Way, node: Node, strategy: Strategy, context: Context) -> bool:
+    """Whether the strategy is what a way means."""
+    run, letters = strategy.operands[0].over, context.dims.letters.get(node, {})
+    inside = {factor for letter in way.letters for factor in letters.get(letter, ())}
+    return strategy.implementation in way.implementations and bool(run) and inside.issuperset(run)
+
+
+def _repeated(dims: Dims) -> dict[Value, frozenset[Factor]]:
+    """What expansions repeat, carried along through views."""
+    found: dict[Value, frozenset[Factor]] = {}
+    for node in dims.signatures:
+        rule = lookup(node)
+        if rule is None or not rule.view or len(node.operands) != 1 or len(node.results) != 1:
+            continue
+        (source,), (result,) = node.operands, node.results
+        made = dims.of(result)
+        factors = {f for one in made for f in one} & found.get(source, frozenset())
+        if node.op is torch.ops.aten.expand.default:
+            offset = len(result.shape) - len(source.shape)
+            for index, size in enumerate(result.shape):
+                if size != 1 and (index < offset or source.shape[index - offset] == 1):
+                    factors.update(made[index])
+        if factors:
+            found[result] = frozenset(factors)
+    return found
 
 
 def _sums(value: Value) -> bool:
@@ -207,7 +246,8 @@ def _strategies(node: Node, context: Context) -> tuple[Strategy, ...]:
         result.setdefault((plain.operands, plain.results, ""), plain)
     for implementation in found.implementations if found and context.n > 1 else ():
         for form in implementation.forms(node, context):
-            strategy = Strategy(form.operands, form.results, implementation.name, form.collectives, form.code)
+            found_by = implementation.name, form.collectives, form.code, form.whole, form.met
+            strategy = Strategy(form.operands, form.results, *found_by)
             result.setdefault((form.operands, form.results, implementation.name), strategy)
     return tuple(result.values())
 

@@ -21,16 +21,20 @@ from placement.runtime.lengths import Padded
 from placement.runtime.linears import Linear, all_gather_linears, replicated_linears
 from placement.runtime.lookup import masked_embedding
 from placement.runtime.losses import class_parallel_cross_entropy, classes, token_parallel_cross_entropy
+from placement.runtime.main_grads import main_grads
 from placement.runtime.means import mean
 from placement.runtime.module import Module, attention, buffer, dropout, param, summed, tied
 from placement.runtime.norms import layer_norm, rms_norm
 from placement.runtime.outputs import Output
 from placement.runtime.program import Program
+from placement.runtime.ring import ring_attention
 from placement.runtime.rms import lean_rms_norm
 from placement.runtime.rng import seed, steps
+from placement.runtime.rows import outermost
 from placement.runtime.same_random import same_random
 from placement.runtime.simulate import SimulatedAxis, SimulatedMesh, simulate
 from placement.runtime.simulated import Simulated
+from placement.runtime.sums import all_reduce_linear, reduce_scatter_linear
 from placement.runtime.trace import Event, record
 
 __all__ = [
@@ -57,6 +61,7 @@ __all__ = [
     "all_gather",
     "all_gather_linears",
     "all_reduce",
+    "all_reduce_linear",
     "all_to_all",
     "attention",
     "buffer",
@@ -70,15 +75,19 @@ __all__ = [
     "joint_exchange",
     "layer_norm",
     "lean_rms_norm",
+    "main_grads",
     "masked_embedding",
     "mean",
+    "outermost",
     "pad",
     "param",
     "partial",
     "record",
     "reduce_scatter",
+    "reduce_scatter_linear",
     "replicated",
     "replicated_linears",
+    "ring_attention",
     "rms_norm",
     "same_random",
     "seed",

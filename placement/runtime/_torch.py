@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Generator
 
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -28,6 +28,23 @@ R = TypeVar("R")
 def eager(function: Callable[P, R]) -> Callable[P, R]:
     """``torch.compiler.disable`` with its argument's type: what torch.compile leaves as it is."""
     return torch.compiler.disable(function)  # pyright: ignore[reportReturnType]
+
+
+def itself_eager(function: Callable[P, R]) -> Callable[P, R]:
+    """What torch.compile runs as it is, while it compiles what is called there: the rest is one graph with no break."""
+    return torch.compiler.disable(function, recursive=False)  # pyright: ignore[reportReturnType]
+
+
+def constant(function: Callable[P, R]) -> Callable[P, R]:
+    """What torch.compile calls once, while it compiles: a function of constants."""
+    return torch.compiler.assume_constant_result(function)
+
+
+def applied(function: type[torch.autograd.Function], *args: Any) -> Any:
+    """``function.apply(*args)``, without what that prepares for transforms of functorch where none is active."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return function.apply(*args)
+    return super(torch.autograd.Function, function).apply(*args)  # pyright: ignore[reportCallIssue]
 
 
 def hooked(module: torch.nn.Module) -> bool:
@@ -44,14 +61,35 @@ def autocast_dtype(x: torch.Tensor) -> torch.dtype | None:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
 
-def parameter_at(module: torch.nn.Module, path: Sequence[str]) -> torch.Tensor | None:
-    """The parameter at ``path`` under ``module``, in few steps; None where a module has its own names for members."""
-    try:
-        for name in path[:-1]:
-            module = module._modules[name]  # pyright: ignore[reportAssignmentType] - None has no _modules
-        return module._parameters[path[-1]]
-    except (AttributeError, KeyError):
-        return None
+def members_to(
+    module: torch.nn.Module, path: str, met: dict[tuple[int, str], tuple[dict[str, Any], str, torch.nn.Module]]
+) -> dict[str, Any] | None:
+    """The parameters of the module at ``path`` under ``module``; None where one has its own names for its members.
+
+    ``met`` gets the members that lead there, as (the module's members, the name, the one of this name).
+    """
+    for name in path.split(".") if path else ():
+        members: Any = module._modules
+        if members.get(name) is None:
+            return None
+        module = members[name]
+        met[id(members), name] = members, name, module
+    return module._parameters
+
+
+def own_parameter(module: torch.nn.Module, name: str) -> torch.Tensor | None:
+    """``module``'s parameter ``name``, in one step; None where it is no parameter of its own."""
+    return module._parameters.get(name)
+
+
+def place_here(made: torch.Tensor) -> None:
+    """Let the function that ``made`` is of run in a backward pass as if the forward had called it now."""
+    made.grad_fn._set_sequence_nr(torch.autograd._get_sequence_nr())  # pyright: ignore[reportOptionalMemberAccess]
+
+
+def root_mean_square(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """``F.rms_norm`` over the last dim, and what it multiplies each row with, in float32 at least."""
+    return torch._fused_rms_norm(x, (x.shape[-1],), weight, eps)
 
 
 def version(x: torch.Tensor) -> int:
@@ -69,6 +107,11 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+def backward_pass() -> int:
+    """A number for the backward pass that this thread runs a node of, -1 where it runs none."""
+    return torch._C._current_graph_task_id()
+
+
 def accumulates(node: Any) -> bool:
     """Whether the running backward pass adds what ``node`` gets to a leaf's ``.grad``.
 
@@ -81,6 +124,21 @@ def accumulates(node: Any) -> bool:
         return torch._C._will_engine_execute_node(node)
     except RuntimeError:  # how torch says that this is ``torch.autograd.grad``
         return False
+
+
+def add_each(into: list[torch.Tensor], added: list[torch.Tensor]) -> None:
+    """Add tensors to others in place, in one call."""
+    torch._foreach_add_(into, added)
+
+
+def zero_each(tensors: list[torch.Tensor]) -> None:
+    """Zero tensors in place, in one call."""
+    torch._foreach_zero_(tensors)
+
+
+def watched(leaf: torch.Tensor) -> bool:
+    """Whether somebody is called with the gradient of ``leaf``."""
+    return bool(leaf._backward_hooks)
 
 
 def after_backward(callback: Callable[[], None]) -> None:
@@ -131,6 +189,63 @@ class Group:
     def all_to_all(self, out: torch.Tensor, x: torch.Tensor, *, later: bool) -> dist.Work:
         """The own one of the n blocks that each rank has, in ``out``."""
         return self.group.all_to_all_single(out, x, [], [], self._exchanging[later])
+
+    def shift(self, out: torch.Tensor, x: torch.Tensor) -> Waited:
+        """``x`` to the next rank, and into ``out`` what the one before has: in the background."""
+        rank, n = self.group.rank(), self.group.size()
+        both = (
+            dist.P2POp(dist.isend, x, group=self.group, group_peer=(rank + 1) % n),
+            dist.P2POp(dist.irecv, out, group=self.group, group_peer=(rank - 1) % n),
+        )
+        return _Works(dist.batch_isend_irecv(list(both)))
+
+
+class Waited(Protocol):
+    """What has been started and can be waited for."""
+
+    def wait(self) -> object:
+        """Return when it is done, or when what follows on the device will find it done."""
+
+
+class _Works(tuple["dist.Work", ...]):
+    """Several as one."""
+
+    __slots__ = ()
+
+    def wait(self) -> None:
+        """Wait for all of them."""
+        for work in self:
+            work.wait()
+
+
+class TracedGroup:
+    """A process group as a graph of torch.compile knows it, by name. Results are for ``arrived``."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.name = group.group_name
+        self.size = group.size()
+
+    def all_reduce(self, x: torch.Tensor, op: str) -> torch.Tensor:
+        """The ranks' sum or maximum."""
+        return torch.ops._c10d_functional.all_reduce(x, op, self.name)
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """The ranks' tensors one after the other."""
+        return torch.ops._c10d_functional.all_gather_into_tensor(x, self.size, self.name)
+
+    def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum of the own one of n blocks of ``x``."""
+        return torch.ops._c10d_functional.reduce_scatter_tensor(x, "sum", self.size, self.name)
+
+    def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
+        """The own one of the n blocks that each rank has."""
+        sizes = [x.shape[0] // self.size] * self.size
+        return torch.ops._c10d_functional.all_to_all_single(x, sizes, sizes, self.name)
+
+    @staticmethod
+    def arrived(x: torch.Tensor) -> torch.Tensor:
+        """A result, once it is whole: to be used in its place."""
+        return torch.ops._c10d_functional.wait_tensor(x)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,3 +299,90 @@ def flattened(mesh: DeviceMesh, axes: tuple[str, ...]) -> DeviceMesh:
     """Several axes of a mesh as one, ranks in row-major order: made once for a mesh, by all of its ranks."""
     sub = mesh if axes == mesh.mesh_dim_names else mesh[axes]
     return sub._flatten("_".join(axes))
+
+
+class Flash(Protocol):
+    """A fused kernel of attention, forward and backward, of [batch, heads, tokens, size]."""
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The result, and for each query the logarithm of its weights' sum."""
+        ...
+
+    def backward(
+        self,
+        grad: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        result: torch.Tensor,
+        total: torch.Tensor,
+        causal: bool,
+        scale: float,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Gradients of query, key and value; ``result`` and ``total`` may be of more keys than these."""
+        ...
+
+
+class _OnCPU:
+    """The kernel of CPUs: every floating-point dtype, fewer heads of keys than of queries."""
+
+    @staticmethod
+    def forward(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, causal, scale=scale)
+
+    @staticmethod
+    def backward(
+        grad: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        result: torch.Tensor,
+        total: torch.Tensor,
+        causal: bool,
+        scale: float,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad, query, key, value, result, total, 0.0, causal, scale=scale
+        )
+
+
+class _OnCUDA:
+    """The kernel of NVIDIA's devices: narrow dtypes, sizes of a head that are multiples of 8 up to 256."""
+
+    @staticmethod
+    def forward(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        found = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, False, scale=scale)
+        return found[0], found[1]
+
+    @staticmethod
+    def backward(
+        grad: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        result: torch.Tensor,
+        total: torch.Tensor,
+        causal: bool,
+        scale: float,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        unused = torch.empty(0, dtype=torch.int64)  # the state of dropout, and of sequences of unequal lengths
+        given = (grad, query, key, value, result, total.contiguous(), None, None, query.shape[2], key.shape[2])
+        op = torch.ops.aten._scaled_dot_product_flash_attention_backward
+        return op(*given, 0.0, causal, unused, unused, scale=scale)
+
+
+def flash_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Flash | None:
+    """The fused kernel that takes these, None where there is none for them."""
+    size = query.shape[-1]
+    if size != value.shape[-1] or not query.numel() or not key.numel():
+        return None
+    if query.device.type == "cpu":
+        return _OnCPU()
+    narrow = query.dtype in (torch.float16, torch.bfloat16) and size % 8 == 0 and size <= 256
+    return _OnCUDA() if query.device.type == "cuda" and torch.version.cuda is not None and narrow else None

@@ -24,7 +24,7 @@ def attention(
     key: Tensor,
     value: Tensor,
     dropout_p: float,
-    mask_key: int,
+    mask_key: Tensor | int,
     cuts: Cuts = (),
     spare: Mapping[int, int] | None = None,
     *,
@@ -58,14 +58,21 @@ def attention(
 
 
 def causal_mask(
-    query: Tensor, key: Tensor, axis: Axis, dim: int, outer: int = 1, segments: tuple[int, ...] = ()
+    query: Tensor,
+    key: Tensor,
+    axis: Axis,
+    dim: int,
+    outer: int = 1,
+    segments: tuple[int, ...] = (),
+    *,
+    zigzag: bool = False,
 ) -> Tensor:
     """Which keys the own queries see where each sees those up to its place: bool [queries / n, keys].
 
-    The queries are those of ``query``'s dim ``dim``, cut as ``Cut(dim, outer, segments)`` says; the keys are whole.
+    The queries are those of ``query``'s dim ``dim``, cut as a ``Cut`` of these says; the keys are whole.
     """
     own = query.shape[dim]
-    at = places(own * axis.size, Cut(0, outer, segments), axis.size, axis.rank).to(query.device)
+    at = places(own * axis.size, Cut(0, outer, segments, zigzag), axis.size, axis.rank).to(query.device)
     return at.unsqueeze(-1) >= torch.arange(key.shape[-2], device=query.device)
 
 

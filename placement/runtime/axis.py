@@ -12,15 +12,16 @@ tensors of all of them, and uses ``move`` both ways.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import torch
-import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
 
 from placement.runtime import trace
-from placement.runtime._torch import Group, eager, flattened
+from placement.runtime._torch import Group, TracedGroup, Waited, applied, flattened
 from placement.runtime.cuts import Cut, block, blocks, check_dim, in_rows, joined, of_rows, padded, places
 from placement.runtime.errors import MeshError, SizeError
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 U = TypeVar("U")
 
-COMMUNICATING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+COMMUNICATING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 LOCAL = ("none", "split", "keep", "pad")
 _CUTTING = ("all_gather", "reduce_scatter", "all_to_all", "split", "pad")
 
@@ -43,7 +44,8 @@ class Step:
     """An action with its geometry. ``cut`` is the shard's; an all-to-all goes from ``cut`` ``to`` another.
 
     ``outer`` sizes are those of the full value, also where an all-to-all goes between two factors of one dim.
-    ``op`` is what an all-reduce does with the ranks' values: ``max`` has no dual, it is for ``run`` only.
+    ``op`` is what an all-reduce does with the ranks' values: ``max`` has no dual, it is for ``run`` only. A send_recv
+    gives each rank what the rank before it had.
     """
 
     kind: str
@@ -79,7 +81,7 @@ class Pending(NamedTuple):
     step: Step
     sent: Sequence[Tensor]
     received: Sequence[Tensor]
-    work: dist.Work | None
+    work: Waited | None
     dtype: torch.dtype
 
 
@@ -105,10 +107,15 @@ class Axis(ABC):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, rank {self.rank} of {self.size})"
 
+    def summing(self, dtype: torch.dtype) -> Axis:
+        """This axis with sums done in ``dtype``."""
+        other = copy.copy(self)
+        other.reduce_dtype = dtype
+        return other
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Axis:
         return self  # an axis is a place, not a value: copies of a module live on the same one
 
-    @eager
     def run(self, step: Step, x: Tensor, *, own: bool = False) -> Tensor:
         """Do ``step`` with this rank's ``x``; no autograd. ``x`` is not written, unless it is the caller's ``own``.
 
@@ -127,7 +134,6 @@ class Axis(ABC):
             return self.move(step, (x,), own=own)[0]
         return self.together((step, *_signature(x)), x, lambda xs: self.move(step, xs, own=own))
 
-    @eager
     def exchange(self, forward: Step, backward: Step, x: Tensor) -> Tensor:
         """Do ``forward`` with this rank's ``x``; its gradient comes back through ``backward``."""
         if not (x.requires_grad and torch.is_grad_enabled()):
@@ -136,6 +142,10 @@ class Axis(ABC):
             return joint_exchange(self, forward, backward, (x,))[0]
         key = (forward, backward, *_signature(x))
         return self.together(key, x, lambda xs: joint_exchange(self, forward, backward, xs))
+
+    def exchange_again(self, forward: Step, backward: Step, x: Tensor) -> Tensor:
+        """``exchange`` in a graph of torch.compile, whose result is not kept but made again in the backward."""
+        return checkpoint(self.exchange, forward, backward, x, use_reentrant=False)  # pyright: ignore[reportReturnType]
 
     @abstractmethod
     def together(self, what: Hashable, payload: T, action: Callable[[list[T]], Sequence[U]]) -> U:
@@ -147,13 +157,13 @@ class Axis(ABC):
     @abstractmethod
     def _transport(
         self, step: Step, sent: Sequence[Tensor], *, own: bool, later: bool
-    ) -> tuple[Sequence[Tensor], dist.Work | None]:
+    ) -> tuple[Sequence[Tensor], Waited | None]:
         """Move one contiguous buffer per held rank; results are fresh and contiguous.
 
         all_reduce: the sum or the maximum. all_gather: all buffers, one after the other along dim 0. reduce_scatter:
         of n blocks that lie so, the sum of the own one. all_to_all: from [n, *block], the own block of every rank,
-        stacked. The results are whole when the work returned has been waited for; without one, at once. ``own``: the
-        buffers may be written.
+        stacked. send_recv: the buffer of the rank before, the last one's for the first. The results are whole when the
+        work returned has been waited for; without one, at once. ``own``: the buffers may be written.
         """
 
     def move(self, step: Step, xs: Sequence[Tensor], *, own: bool = False) -> Sequence[Tensor]:
@@ -171,15 +181,15 @@ class Axis(ABC):
         if step.kind in LOCAL:
             moved = [_local(step, x, self.size, rank, self.name) for rank, x in zip(self.held, xs, strict=True)]
             return Pending(NONE, (), moved, None, dtype)
-        wire = dtype if self.reduce_dtype is None else self._wire(step, dtype)
+        wire = dtype if self.reduce_dtype is None else self.wire(step, dtype)
         sent: list[Tensor] = []
         for rank, x in zip(self.held, xs, strict=True):
             converted = x if wire is dtype else x.to(wire)
             if step.cut is not None:
                 converted = _packed(step, converted, self, rank)
             sent.append(_dense(converted))
-        if trace.watched() and self.recorded:
-            parts = self.size if step.kind in ("all_gather", "all_to_all") else 1
+        if trace.watched() and self.recorded and not torch.compiler.is_compiling():
+            parts = self.size if step.kind in ("all_gather", "all_to_all", "send_recv") else 1
             trace.note(step.kind, self.name, parts * sent[0].numel() * sent[0].element_size())
         # What had to be copied to be sent is nobody else's.
         received, work = self._transport(step, sent, own=own or sent[0] is not xs[0], later=later)
@@ -190,11 +200,13 @@ class Axis(ABC):
         step, _, received, work, dtype = pending
         if work is not None:
             work.wait()
+        if torch.compiler.is_compiling() and step.kind != "none":
+            received = [TracedGroup.arrived(y) for y in received]
         if step.cut is not None and step.kind != "reduce_scatter":
             received = [_unpacked(step, y, self.size, rank) for rank, y in zip(self.held, received, strict=True)]
         return received if received[0].dtype is dtype else [y.to(dtype) for y in received]
 
-    def _wire(self, step: Step, dtype: torch.dtype) -> torch.dtype:
+    def wire(self, step: Step, dtype: torch.dtype) -> torch.dtype:
         """The dtype in which a tensor of ``dtype`` is sent."""
         if self.reduce_dtype is None or not dtype.is_floating_point or step.op != "sum":
             return dtype
@@ -223,16 +235,33 @@ class MeshAxis(Axis):
         self.whole = mesh
         self.mesh = flattened(mesh, axes) if axes else mesh if mesh.ndim == 1 else mesh[name]
         self.group = self.mesh.get_group()
-        self._group = Group(self.group)
+        self._group, self._traced = Group(self.group), TracedGroup(self.group)
         super().__init__(name, self.mesh.size(), self.mesh.get_local_rank(), device, reduce_dtype)
 
     def together(self, what: Hashable, payload: T, action: Callable[[list[T]], Sequence[U]]) -> U:  # noqa: ARG002, D102
         return action([payload])[0]
 
+    def move(self, step: Step, xs: Sequence[Tensor], *, own: bool = False) -> Sequence[Tensor]:
+        """As ``Axis.move``; what is sent and received as it lies, and nobody watches, in few calls."""
+        x = xs[0]
+        if (
+            torch.compiler.is_compiling()
+            or self.reduce_dtype is not None
+            or not _as_it_lies(step, x, self.size)
+            or not x.is_contiguous()
+            or x.is_neg()
+            or x.is_complex()
+            or trace.watched()
+        ):
+            return super().move(step, xs, own=own)
+        return self._transport(step, xs, own=own, later=False)[0]
+
     def _transport(
         self, step: Step, sent: Sequence[Tensor], *, own: bool, later: bool
-    ) -> tuple[Sequence[Tensor], dist.Work | None]:
+    ) -> tuple[Sequence[Tensor], Waited | None]:
         (x,) = sent
+        if torch.compiler.is_compiling():
+            return (self._in_graph(step, x),), None
         if step.kind == "all_reduce":
             out = x if own else x.clone()
             if step.op != "sum" and out.is_complex():
@@ -246,6 +275,9 @@ class MeshAxis(Axis):
             shape = x.shape
             out = x.new_empty((shape[0] // self.size, *shape[1:]))
             work = self._group.reduce_scatter(_real(out), _real(x), later=later)
+        elif step.kind == "send_recv":
+            out = torch.empty_like(x)
+            work = self._group.shift(_real(out), _real(x))
         else:
             out = torch.empty_like(x)
             work = self._group.all_to_all(_real(out), _real(x), later=later)
@@ -253,6 +285,31 @@ class MeshAxis(Axis):
             return (out,), work
         work.wait()  # some transports return before they are done
         return (out,), None
+
+    def _in_graph(self, step: Step, x: Tensor) -> Tensor:
+        """What ``_transport`` gives, as an op of a graph that torch.compile makes."""
+        group, sent = self._traced, _real(x)
+        if step.kind == "all_reduce":
+            out = group.all_reduce(sent, step.op)
+        elif step.kind == "all_gather":
+            out = group.all_gather(sent)
+        elif step.kind == "reduce_scatter":
+            out = group.reduce_scatter(sent)
+        elif step.kind == "send_recv":
+            raise NotImplementedError("a graph of torch.compile has no send_recv: call it outside of one")
+        else:
+            out = group.all_to_all(sent)
+        return torch.view_as_complex(out) if x.is_complex() else out
+
+
+def _as_it_lies(step: Step, x: Tensor, n: int) -> bool:
+    """Whether a contiguous ``x`` is what ``step`` sends of it, and what it receives is the result."""
+    cut = step.cut
+    if n == 1 or cut is None:
+        return n > 1 and step.kind == "all_reduce"
+    if cut.dim or cut.outer != 1 or cut.segments or cut.zigzag or not x.ndim:
+        return False
+    return step.kind == "all_gather" or (step.kind == "reduce_scatter" and x.shape[0] % n == 0)
 
 
 def _real(x: Tensor) -> Tensor:
@@ -266,6 +323,8 @@ def _signature(x: Tensor) -> tuple[Hashable, ...]:
 
 def _dense(x: Tensor) -> Tensor:
     """What torch.distributed can be given: contiguous, no lazy conjugation or negation."""
+    if torch.compiler.is_compiling():  # ops of a graph, which do nothing where there is nothing to do
+        return (x.resolve_conj() if x.is_complex() else x).resolve_neg().contiguous()
     if x.is_conj() or x.is_neg():
         x = x.resolve_conj().resolve_neg()
     return x if x.is_contiguous() else x.contiguous()
@@ -279,7 +338,7 @@ def _packed(step: Step, x: Tensor, axis: Axis, rank: int) -> Tensor:
         return x
     if step.kind == "reduce_scatter":
         return in_rows(x, cut, axis.size, f"reduce_scatter over axis {axis.name!r}")
-    if _across_segments(step):
+    if _across_pieces(step):
         return torch.stack([x.index_select(cut.dim, at) for at in _met(cut, step.to or cut, x, axis.size, rank)])
     _, to = _local_cuts(step, axis.size)
     return blocks(x, to, axis.size, f"all_to_all over axis {axis.name!r}")
@@ -289,7 +348,7 @@ def _unpacked(step: Step, y: Tensor, n: int, rank: int) -> Tensor:
     """The result that ``step`` makes of a received buffer."""
     if step.kind == "all_gather":
         return of_rows(y, step.where, n, "all_gather")
-    if _across_segments(step):
+    if _across_pieces(step):
         theirs, own = step.where, step.to or step.where
         out = torch.cat(y.unbind(), own.dim)  # of the right shape; every element is overwritten
         for part, at in zip(y, _met(own, theirs, out, n, rank), strict=True):
@@ -299,10 +358,10 @@ def _unpacked(step: Step, y: Tensor, n: int, rank: int) -> Tensor:
     return joined(y, cut, "all_to_all")
 
 
-def _across_segments(step: Step) -> bool:
-    """Whether an all-to-all goes between two cuts of one dim of which one has segments."""
+def _across_pieces(step: Step) -> bool:
+    """Whether an all-to-all goes between two cuts of one dim of which one has blocks in several pieces."""
     cut, to = step.where, step.to or step.where
-    return cut.dim == to.dim and bool(cut.segments or to.segments)
+    return cut.dim == to.dim and bool(cut.segments or to.segments or cut.zigzag or to.zigzag)
 
 
 def _met(own: Cut, theirs: Cut, x: Tensor, n: int, rank: int) -> list[Tensor]:
@@ -376,4 +435,4 @@ class _Exchange(torch.autograd.Function):
 
 def joint_exchange(axis: Axis, forward: Step, backward: Step, xs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """``exchange`` for one tensor per rank in ``axis.held``."""
-    return _Exchange.apply(axis, forward, backward, *xs)  # pyright: ignore[reportReturnType]
+    return applied(_Exchange, axis, forward, backward, *xs)  # pyright: ignore[reportReturnType]

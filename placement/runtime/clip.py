@@ -11,6 +11,7 @@ import torch
 
 from placement.runtime.axis import Axis, Step
 from placement.runtime.cuts import Cut
+from placement.runtime.main_grads import gradient
 from placement.runtime.simulate import each
 from placement.runtime.simulated import Simulated
 from placement.runtime.state import refuse_waiting
@@ -45,8 +46,9 @@ def _clip(program: Program, max_norm: float, p: float, *, error_if_nonfinite: bo
     refuse_waiting(program)
     groups: dict[tuple[Axis, ...], list[Tensor]] = {}
     for name, parameter in program.named_parameters():
-        if parameter.grad is not None:
-            groups.setdefault(tuple(axis for axis, _ in program.layout_of(name)), []).append(parameter.grad)
+        grad = gradient(parameter)
+        if grad is not None:
+            groups.setdefault(tuple(axis for axis, _ in program.layout_of(name)), []).append(grad)
     if not groups:
         return torch.tensor(0.0)
     norms = torch.stack([_norm(torch.stack([_norm(grad, p) for grad in grads]), p) for grads in groups.values()])

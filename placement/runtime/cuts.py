@@ -25,11 +25,14 @@ class Cut:
     ``Cut(0)`` is torch's ``chunk`` along dim 0. A merged batch·seq dim sharded on seq has ``outer`` =
     batch; a fused q|k|v weight of equal parts sharded by head has ``outer`` = 3, and one whose q is twice as long as
     k and v ``segments`` = (2, 1, 1): their sizes in ratio, the same for the full value and for a block.
+
+    In ``zigzag`` order each of n ranks has chunks r and 2n-1-r of 2n, one after the other.
     """
 
     dim: int
     outer: int = 1
     segments: tuple[int, ...] = ()
+    zigzag: bool = False
 
     def __post_init__(self) -> None:
         if self.outer < 1 or any(size < 1 for size in self.segments):
@@ -37,12 +40,21 @@ class Cut:
 
     def __repr__(self) -> str:
         segments = f", segments={self.segments}" if self.segments else ""
-        return f"Cut(dim={self.dim}, outer={self.outer}{segments})"
+        return f"Cut(dim={self.dim}, outer={self.outer}{segments}{', zigzag=True' * self.zigzag})"
 
     @property
     def parts(self) -> int:
         """What the size of a block must be a multiple of."""
-        return self.outer * (sum(self.segments) or 1)
+        return self.outer * (sum(self.segments) or 1) * self.chunks
+
+    @property
+    def chunks(self) -> int:
+        """How many pieces of each segment, apart from each other, make a block."""
+        return 2 if self.zigzag else 1
+
+    def along(self, dim: int) -> Cut:
+        """This cut of another dim."""
+        return Cut(dim, self.outer, self.segments, self.zigzag)
 
     @property
     def starts(self) -> tuple[int, ...]:
@@ -72,6 +84,7 @@ def local_shape(shape: tuple[int, ...], cut: Cut, n: int, what: str) -> tuple[in
     if size % (cut.parts * n):
         into = f"{n} equal blocks" if cut.outer == 1 else f"{n} equal blocks in each of {cut.outer} parts"
         into += f" in each of the segments {' : '.join(map(str, cut.segments))}" if cut.segments else ""
+        into += " of two chunks, as the zigzag order has them" if cut.zigzag else ""
         raise SizeError(f"{what}: dim {dim} of shape {list(shape)} has size {size}, which does not make {into}")
     return (*shape[:dim], size // n, *shape[dim + 1 :])
 
@@ -89,7 +102,8 @@ def block(x: Tensor, cut: Cut, n: int, rank: int, what: str = "split") -> Tensor
     shape, dim = local_shape(tuple(x.shape), cut, n, what), _dim(x.shape, cut)
     if cut.parts == 1:
         return x.narrow(dim, rank * shape[dim], shape[dim]).contiguous()
-    return _side_by_side([w.select(dim + 1, rank) for w in _windows(x, cut, n)], dim + 1).reshape(shape).contiguous()
+    parts = [w.select(dim + 1, at) for w in _windows(x, cut, n) for at in _chunks(cut, n, rank)]
+    return _side_by_side(parts, dim + 1).reshape(shape).contiguous()
 
 
 def blocks(x: Tensor, cut: Cut, n: int, what: str = "split") -> Tensor:
@@ -98,7 +112,8 @@ def blocks(x: Tensor, cut: Cut, n: int, what: str = "split") -> Tensor:
     if cut.parts == 1:  # the usual one, in few calls
         opened = x.reshape(*shape[:dim], n, *shape[dim:])
         return (opened.transpose(0, 1) if dim == 1 else opened.movedim(dim, 0)).contiguous()
-    parts = [w.movedim(dim + 1, 0) for w in _windows(x, cut, n)]
+    windows = [w.movedim(dim + 1, 0) for w in _windows(x, cut, n)]
+    parts = [half for w in windows for half in ((w[:n], w[n:].flip(0)) if cut.zigzag else (w,))]
     return _side_by_side(parts, dim + 2).reshape(n, *shape).contiguous()
 
 
@@ -110,7 +125,7 @@ def joined(stack: Tensor, cut: Cut, what: str = "join") -> Tensor:
         return torch.cat(stack.unbind(), dim)
     _check_block(shape, dim, cut, what)
     opened = stack.unflatten(dim + 1, (cut.outer, shape[dim] // cut.outer))
-    parts = [part.movedim(0, dim + 1).flatten(dim + 1, dim + 2) for part in _segments(opened, dim + 2, cut)]
+    parts = [part.movedim(0, dim + 1).flatten(dim + 1, dim + 2) for part in _in_order(opened, dim + 2, cut)]
     full = (*shape[:dim], n * shape[dim], *shape[dim + 1 :])
     return _side_by_side(parts, dim + 1).reshape(full).contiguous()
 
@@ -136,19 +151,22 @@ def padded(x: Tensor, cut: Cut, n: int, rank: int) -> Tensor:
     full = x.new_zeros((*x.shape[:dim], n * x.shape[dim], *x.shape[dim + 1 :]))
     opened = x.unflatten(dim, (cut.outer, x.shape[dim] // cut.outer))
     for window, part in zip(_windows(full, cut, n), _segments(opened, dim + 1, cut), strict=True):
-        window.select(dim + 1, rank).copy_(part)
+        size = part.shape[dim + 1] // cut.chunks
+        for index, at in enumerate(_chunks(cut, n, rank)):
+            window.select(dim + 1, at).copy_(part.narrow(dim + 1, index * size, size))
     return full
 
 
 def places(size: int, cut: Cut, n: int, rank: int) -> Tensor:
     """Where the elements of block ``rank`` lie along the whole dim, which has ``size`` elements. int64 [size / n]."""
-    return block(torch.arange(size), Cut(0, cut.outer, cut.segments), n, rank)
+    return block(torch.arange(size), cut.along(0), n, rank)
 
 
 def _check_block(shape: torch.Size, dim: int, cut: Cut, what: str) -> None:
     if shape[dim] % cut.parts:
         into = f"{cut.outer} equal parts"
         into += f" of segments {' : '.join(map(str, cut.segments))}" if cut.segments else ""
+        into += " of two chunks" if cut.zigzag else ""
         raise SizeError(f"{what}: a block of shape {list(shape)} does not make {into} of dim {dim}")
 
 
@@ -160,12 +178,48 @@ def _segments(x: Tensor, dim: int, cut: Cut) -> Sequence[Tensor]:
     return [x.narrow(dim, unit * at, unit * size) for at, size in zip(cut.starts, cut.segments, strict=True)]
 
 
+def _chunks(cut: Cut, n: int, rank: int) -> tuple[int, ...]:
+    """Which pieces of a window are the rank's."""
+    return (rank, 2 * n - 1 - rank) if cut.zigzag else (rank,)
+
+
 def _windows(x: Tensor, cut: Cut, n: int) -> list[Tensor]:
-    """Views of ``x``, one for each segment, with the cut dim as (outer, n, what a block has of the segment)."""
-    dim = _dim(x.shape, cut)
+    """Views of ``x``, one for each segment, with the cut dim as (outer, pieces, what is in a piece of the segment)."""
+    dim, pieces = _dim(x.shape, cut), n * cut.chunks
     opened = x.unflatten(dim, (cut.outer, x.shape[dim] // cut.outer))
-    return [part.unflatten(dim + 1, (n, part.shape[dim + 1] // n)) for part in _segments(opened, dim + 1, cut)]
+    parts = _segments(opened, dim + 1, cut)
+    return [part.unflatten(dim + 1, (pieces, part.shape[dim + 1] // pieces)) for part in parts]
+
+
+def _in_order(stack: Tensor, dim: int, cut: Cut) -> list[Tensor]:
+    """Of stacked blocks the segments, whose ``dim`` it is, each stacked in the order of its pieces in the whole."""
+    found = _segments(stack, dim, cut)
+    if not cut.zigzag:
+        return list(found)
+    half = [part.shape[dim] // 2 for part in found]
+    return [
+        torch.cat((part.narrow(dim, 0, size), part.narrow(dim, size, size).flip(0)))
+        for part, size in zip(found, half, strict=True)
+    ]
 
 
 def _side_by_side(parts: Sequence[Tensor], dim: int) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(tuple(parts), dim)
+
+
+def spans(size: int, cut: Cut, n: int, rank: int) -> tuple[tuple[int, int], ...]:
+    """``places`` as (start, stop) of what lies side by side, ascending: as many of every rank.
+
+    Raises:
+        SizeError: the dim is not ``outer · n · whole``, in each of its segments.
+    """
+    local_shape((size,), cut.along(0), n, "spans")
+    rest = size // cut.outer
+    unit = rest // (sum(cut.segments) or 1)
+    found: list[tuple[int, int]] = []
+    for window in range(cut.outer):
+        for start, length in zip(cut.starts, cut.segments or (1,), strict=True):
+            piece = unit * length // (n * cut.chunks)
+            begins = [window * rest + unit * start + at * piece for at in _chunks(cut, n, rank)]
+            found += [(begin, begin + piece) for begin in begins]
+    return tuple(found)

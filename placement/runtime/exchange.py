@@ -3,15 +3,19 @@
 Each takes this rank's part of a value on one axis of n ranks and returns this rank's part of the same
 value, typed otherwise. A docstring is the specification: the arrow, what each rank holds before and
 after, the dual (what happens to the gradient), and the volume in units of (n-1)/n of the full value's
-bytes, forward + backward. ``dim``, ``outer`` and ``segments`` say where the shard lies, see ``Cut``.
+bytes, forward + backward. ``dim``, ``outer``, ``segments`` and ``zigzag`` say where the shard lies, see ``Cut``.
 
-Inputs are never written. Results are contiguous, and fresh except where nothing is communicated.
+Inputs are never written. Results are contiguous, and fresh except where nothing is communicated. With ``outermost``
+they have ``dim`` outermost in memory instead, which is how a transport joins blocks: of an input that lies so nothing
+is copied.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
+
+import torch
 
 from placement.runtime.axis import ALL_REDUCE, KEEP, NONE, Step
 from placement.runtime.cuts import Cut
@@ -22,11 +26,23 @@ if TYPE_CHECKING:
     from placement.runtime.axis import Axis
 
 
-@lru_cache(maxsize=1024)
-def cut_steps(forward: str, backward: str, dim: int, outer: int, segments: tuple[int, ...]) -> tuple[Step, Step]:
+def cut_steps(
+    forward: str, backward: str, dim: int, outer: int, segments: tuple[int, ...], zigzag: bool = False
+) -> tuple[Step, Step]:
     """Two actions of one cut: made once, for they are asked for at every call."""
-    cut = Cut(dim, outer, segments)
+    if torch.compiler.is_compiling():  # once as well
+        return _cut_steps(forward, backward, dim, outer, segments, zigzag)
+    return _known_steps(forward, backward, dim, outer, segments, zigzag)
+
+
+def _cut_steps(
+    forward: str, backward: str, dim: int, outer: int, segments: tuple[int, ...], zigzag: bool
+) -> tuple[Step, Step]:
+    cut = Cut(dim, outer, segments, zigzag)
     return Step(forward, cut), Step(backward, cut)
+
+
+_known_steps = lru_cache(maxsize=1024)(_cut_steps)
 
 
 def all_reduce(x: Tensor, axis: Axis) -> Tensor:
@@ -40,7 +56,15 @@ def all_reduce(x: Tensor, axis: Axis) -> Tensor:
 
 
 def all_gather(
-    x: Tensor, axis: Axis, dim: int, outer: int = 1, segments: tuple[int, ...] = (), to: Literal["R", "I"] = "R"
+    x: Tensor,
+    axis: Axis,
+    dim: int,
+    outer: int = 1,
+    segments: tuple[int, ...] = (),
+    to: Literal["R", "I"] = "R",
+    *,
+    zigzag: bool = False,
+    outermost: bool = False,
 ) -> Tensor:
     """S → R or S → I: join the ranks' blocks along ``dim``.
 
@@ -50,10 +74,22 @@ def all_gather(
     replicated head.
     """
     back = "reduce_scatter" if to == "R" else "split"
-    return axis.exchange(*cut_steps("all_gather", back, dim, outer, segments), x)
+    if outermost:
+        steps = cut_steps("all_gather", back, 0, outer, segments, zigzag)
+        return axis.exchange(*steps, x.movedim(dim, 0)).movedim(0, dim)
+    return axis.exchange(*cut_steps("all_gather", back, dim, outer, segments, zigzag), x)
 
 
-def reduce_scatter(x: Tensor, axis: Axis, dim: int, outer: int = 1, segments: tuple[int, ...] = ()) -> Tensor:
+def reduce_scatter(
+    x: Tensor,
+    axis: Axis,
+    dim: int,
+    outer: int = 1,
+    segments: tuple[int, ...] = (),
+    *,
+    zigzag: bool = False,
+    outermost: bool = False,
+) -> Tensor:
     """P → S: sum over the ranks, each keeps its block along ``dim``.
 
     Before, each rank holds a term of the full shape; after, its block of the sum. Dual: S → R, an
@@ -62,7 +98,10 @@ def reduce_scatter(x: Tensor, axis: Axis, dim: int, outer: int = 1, segments: tu
     Raises:
         SizeError: the axis does not divide the dim.
     """
-    return axis.exchange(*cut_steps("reduce_scatter", "all_gather", dim, outer, segments), x)
+    if outermost:
+        steps = cut_steps("reduce_scatter", "all_gather", 0, outer, segments, zigzag)
+        return axis.exchange(*steps, x.movedim(dim, 0)).movedim(0, dim)
+    return axis.exchange(*cut_steps("reduce_scatter", "all_gather", dim, outer, segments, zigzag), x)
 
 
 def all_to_all(
@@ -74,6 +113,9 @@ def all_to_all(
     to_outer: int = 1,
     segments: tuple[int, ...] = (),
     to_segments: tuple[int, ...] = (),
+    *,
+    zigzag: bool = False,
+    to_zigzag: bool = False,
 ) -> Tensor:
     """S(f) → S(g): exchange blocks of one factor for blocks of another.
 
@@ -84,12 +126,19 @@ def all_to_all(
     Raises:
         SizeError: the axis does not divide ``to_dim``.
     """
-    cut, to = Cut(dim, outer, segments), Cut(to_dim, to_outer, to_segments)
+    cut, to = Cut(dim, outer, segments, zigzag), Cut(to_dim, to_outer, to_segments, to_zigzag)
     return axis.exchange(Step("all_to_all", cut, to), Step("all_to_all", to, cut), x)
 
 
 def split(
-    x: Tensor, axis: Axis, dim: int, outer: int = 1, segments: tuple[int, ...] = (), of: Literal["I", "R"] = "I"
+    x: Tensor,
+    axis: Axis,
+    dim: int,
+    outer: int = 1,
+    segments: tuple[int, ...] = (),
+    of: Literal["I", "R"] = "I",
+    *,
+    zigzag: bool = False,
 ) -> Tensor:
     """I → S or R → S: keep the own block along ``dim``.
 
@@ -100,7 +149,7 @@ def split(
     Raises:
         SizeError: the axis does not divide the dim.
     """
-    return axis.exchange(*cut_steps("split", "all_gather" if of == "I" else "pad", dim, outer, segments), x)
+    return axis.exchange(*cut_steps("split", "all_gather" if of == "I" else "pad", dim, outer, segments, zigzag), x)
 
 
 def replicated(x: Tensor, axis: Axis) -> Tensor:
@@ -129,10 +178,12 @@ def partial(x: Tensor, axis: Axis, of: Literal["I", "R"] = "I") -> Tensor:
     return axis.exchange(KEEP, NONE if of == "I" else KEEP, x)
 
 
-def pad(x: Tensor, axis: Axis, dim: int, outer: int = 1, segments: tuple[int, ...] = ()) -> Tensor:
+def pad(
+    x: Tensor, axis: Axis, dim: int, outer: int = 1, segments: tuple[int, ...] = (), *, zigzag: bool = False
+) -> Tensor:
     """S → P: zeros in place of the other ranks' blocks along ``dim``.
 
     Before, each rank holds its block; after, a term of the full shape. Dual: R → S, a split. Volume
     0 + 0. A sharded value that joins a partial sum.
     """
-    return axis.exchange(*cut_steps("pad", "split", dim, outer, segments), x)
+    return axis.exchange(*cut_steps("pad", "split", dim, outer, segments, zigzag), x)

@@ -8,7 +8,6 @@ saved as the block and how to gather it, and unpacked by gathering once more.
 from __future__ import annotations
 
 import weakref
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,7 +19,8 @@ from placement.runtime.axis import Axis, Step
 from placement.runtime.cuts import Cut, joined
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     from torch import Tensor
 
@@ -78,7 +78,6 @@ class _Gathered:
 _gathered = _Gathered()
 
 
-@eager
 def gathered(
     x: Tensor, axis: Axis, dim: int, outer: int = 1, segments: tuple[int, ...] = (), to: Literal["R", "I"] = "R"
 ) -> Tensor:
@@ -88,6 +87,8 @@ def gathered(
     """
     cut = Cut(dim, outer, segments)
     forward, backward = Step("all_gather", cut), Step("reduce_scatter" if to == "R" else "split", cut)
+    if torch.compiler.is_compiling():
+        return axis.exchange_again(forward, backward, x)
     whole = axis.exchange(forward, backward, x)
     # A frozen one too: what multiplies it may have a gradient.
     if whole is not x and torch.is_grad_enabled() and axis.size > 1:
@@ -98,18 +99,19 @@ def gathered(
     return whole
 
 
-@contextmanager
-def gathered_again() -> Generator[None]:
+@eager
+def gathered_again() -> AbstractContextManager[None]:
     """While this is entered, gathered parameters are not saved for the backward but how to gather them."""
-    with torch.autograd.graph.saved_tensors_hooks(_pack, _unpack):
-        yield
+    return torch.autograd.graph.saved_tensors_hooks(_pack, _unpack)
 
 
+@eager
 def _pack(x: Tensor) -> Any:
     recipe = _gathered.find(x) if x.layout is torch.strided else None
     return x if recipe is None else _Saved(recipe, x.size(), x.stride(), int(x.storage_offset()))
 
 
+@eager
 def _unpack(saved: Any) -> Tensor:
     if not isinstance(saved, _Saved):
         return saved

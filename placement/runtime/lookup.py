@@ -8,14 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from placement.runtime._torch import demand, eager
+from placement.runtime._torch import applied, demand
 from placement.runtime.cuts import Cut, places
 
 if TYPE_CHECKING:
     from placement.runtime.axis import Axis
 
 
-@eager
 def masked_embedding(
     indices: Tensor,
     weight: Tensor,
@@ -25,12 +24,16 @@ def masked_embedding(
     segments: tuple[int, ...] = (),
     padding_idx: int = -1,
     rows: int | None = None,
+    *,
+    zigzag: bool = False,
+    outermost: bool = False,
 ) -> Tensor:
     """R, S → P: rows [*indices, hidden] of a table whose rows are sharded; a rank gives zeros for rows it lacks.
 
     Before, each rank holds all indices and its block [vocab / n, hidden] of the table; after, a term of the
     result. Nothing is sent. The gradient is that of the own rows; as in ``aten.embedding`` the row
-    ``padding_idx`` gets none, and -1 is no row. Of a table that was padded to n equal blocks ``rows`` are some.
+    ``padding_idx`` gets none, and -1 is no row. Of a table that was padded to n equal blocks ``rows`` are some. Of
+    indices [batch, tokens] the result has the tokens ``outermost`` in memory if asked to.
 
     Raises:
         IndexError: an index is not in [0, vocab), on every rank (on an accelerator, an assertion there).
@@ -38,9 +41,12 @@ def masked_embedding(
     if dim != 0:
         raise ValueError(f"rows are dim 0 of a table, not {dim}")
     check_range(indices, weight.shape[0] * axis.size if rows is None else rows, "index")
-    if outer == 1 and not segments and padding_idx < 0:
-        return _Rows.apply(indices, weight, axis.rank)  # pyright: ignore[reportReturnType]
-    cut = Cut(dim, outer, segments)
+    if outer == 1 and not segments and not zigzag and padding_idx < 0:
+        return applied(_Rows, indices, weight, axis.rank, outermost)  # pyright: ignore[reportReturnType]
+    if outermost:
+        given = indices.t(), weight, axis, dim, outer, segments, padding_idx, rows
+        return masked_embedding(*given, zigzag=zigzag).transpose(0, 1)
+    cut = Cut(dim, outer, segments, zigzag)
     row, mine = located(indices, weight.shape[0], axis, cut)
     padding, has = located(torch.tensor(padding_idx), weight.shape[0], axis, cut)
     found = F.embedding(row, weight, int(padding) if has else None)
@@ -52,18 +58,21 @@ class _Rows(torch.autograd.Function):
     """Rows of the block ``rank`` of a table, zeros for others. Of the forward only the indices are kept."""
 
     @staticmethod
-    def forward(ctx: Any, indices: Tensor, weight: Tensor, rank: int) -> Tensor:
-        ctx.rank, ctx.rows = rank, weight.shape[0]
+    def forward(ctx: Any, indices: Tensor, weight: Tensor, rank: int, outermost: bool) -> Tensor:
+        ctx.rank, ctx.rows, ctx.outermost = rank, weight.shape[0], outermost
         ctx.save_for_backward(indices)
-        row, missing = within(indices, ctx.rows, rank)
-        return F.embedding(row, weight).masked_fill_(missing.unsqueeze(-1), 0)
+        row, missing = within(indices.t() if outermost else indices, ctx.rows, rank)
+        found = F.embedding(row, weight).masked_fill_(missing.unsqueeze(-1), 0)
+        return found.transpose(0, 1) if outermost else found
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (indices,) = ctx.saved_tensors
+        if ctx.outermost:
+            indices, grad = indices.t(), grad.transpose(0, 1)
         row, missing = within(indices, ctx.rows, ctx.rank)
         own = grad.masked_fill(missing.unsqueeze(-1), 0)
-        return None, torch.ops.aten.embedding_dense_backward(own, row, ctx.rows, -1, False), None
+        return None, torch.ops.aten.embedding_dense_backward(own, row, ctx.rows, -1, False), None, None
 
 
 def within(indices: Tensor, size: int, rank: int) -> tuple[Tensor, Tensor]:
@@ -79,7 +88,7 @@ def located(indices: Tensor, size: int, axis: Axis, cut: Cut) -> tuple[Tensor, T
     The local index of what is elsewhere is 0, so that it can be used and its result dropped.
     """
     inside = (indices >= 0) & (indices < size * axis.size)
-    if cut.segments:
+    if cut.segments or cut.zigzag:
         local = torch.full((size * axis.size,), -1, device=indices.device)
         own = places(size * axis.size, cut, axis.size, axis.rank).to(indices.device)
         local[own] = torch.arange(size, device=indices.device)
@@ -99,7 +108,7 @@ def check_range(indices: Tensor, size: int, what: str, ignored: Tensor | None = 
         return
     known = indices if ignored is None else indices.masked_fill(ignored, 0)
     low, high = known.aminmax()
-    if indices.device.type != "cpu":
+    if indices.device.type != "cpu" or torch.compiler.is_compiling():
         demand((low >= 0) & (high < size), f"{what} out of range: there are {size}")
     elif int(low) < 0 or int(high) >= size:
         wrong = known[(known < 0) | (known >= size)]

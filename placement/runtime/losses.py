@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from placement.runtime._torch import eager
+from placement.runtime._torch import applied
 from placement.runtime.axis import ALL_REDUCE, MAXIMUM
 from placement.runtime.cuts import Cut, block, places
 from placement.runtime.lookup import check_range, located, within
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 Reduction = Literal["mean", "sum", "none"]
 
 
-@eager
 def class_parallel_cross_entropy(
     logits: Tensor,
     target: Tensor,
@@ -35,6 +34,8 @@ def class_parallel_cross_entropy(
     reduction: Reduction = "mean",
     tokens: Axis | None = None,
     classes: int | None = None,
+    *,
+    zigzag: bool = False,
 ) -> Tensor:
     """S, R → I: ``F.cross_entropy`` of logits whose class dim ``dim`` is sharded; the full logits never exist.
 
@@ -60,16 +61,17 @@ def class_parallel_cross_entropy(
     check_range(target, every, "target", ignored)
     if target.dtype != torch.int64:
         target = target.long()
-    if weight is None and label_smoothing == 0 and outer == 1 and not segments and every == size * axis.size:
+    blocks = outer == 1 and not segments and not zigzag  # one after the other
+    if weight is None and label_smoothing == 0 and blocks and every == size * axis.size:
         count = None
         if reduction == "mean":
             count = target.numel() - ignored.sum()
             count = count if tokens is None else global_count(count, tokens)
         summed = reduction != "none"
-        return _Plain.apply(logits, target, axis, dim, ignored, count, summed)  # pyright: ignore[reportReturnType]
+        return applied(_Plain, logits, target, axis, dim, ignored, count, summed)  # pyright: ignore[reportReturnType]
     weight = None if weight is None else weight.to(accumulated(logits.dtype))
     losses: Tensor = _ClassParallel.apply(  # pyright: ignore[reportAssignmentType]
-        logits, target, axis, Cut(dim, outer, segments), weight, ignore_index, label_smoothing, every
+        logits, target, axis, Cut(dim, outer, segments, zigzag), weight, ignore_index, label_smoothing, every
     )
     if reduction == "mean":
         counted = _counted(target, weight, ignore_index)
@@ -79,7 +81,6 @@ def class_parallel_cross_entropy(
     return losses.to(logits.dtype)
 
 
-@eager
 def token_parallel_cross_entropy(
     logits: Tensor,
     target: Tensor,
@@ -91,6 +92,8 @@ def token_parallel_cross_entropy(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     reduction: Reduction = "mean",
+    *,
+    zigzag: bool = False,
 ) -> Tensor:
     """S, S → P: ``F.cross_entropy`` where ranks have different tokens; a term of the global mean.
 
@@ -99,7 +102,7 @@ def token_parallel_cross_entropy(
     8 bytes finds: a rank without such a token gives 0, and where no rank has any the result is NaN, as on one
     device. With ``sum`` nothing is sent; ``none`` gives the own tokens' losses, S.
     """
-    del dim, outer, segments
+    del dim, outer, segments, zigzag
     losses = F.cross_entropy(logits, target, weight, None, ignore_index, None, "none", label_smoothing)
     if reduction == "none":
         return losses
@@ -201,7 +204,7 @@ class _ClassParallel(torch.autograd.Function):
         own = shifted.gather(dim, index.unsqueeze(dim)).squeeze(dim).masked_fill(~mine, 0)
         local_weight = None
         if weight is not None:
-            local_weight = _along(block(weight, Cut(0, cut.outer, cut.segments), axis.size, axis.rank), shifted, dim)
+            local_weight = _along(block(weight, cut.along(0), axis.size, axis.rank), shifted, dim)
         sums = [own]
         if smoothing:
             own_shifted = shifted if padding is None else shifted.masked_fill(padding, 0)

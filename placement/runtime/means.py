@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from placement.runtime._torch import eager
 from placement.runtime.axis import ALL_REDUCE
 
 if TYPE_CHECKING:
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from placement.runtime.axis import Axis
 
 
-@eager
 def mean(
     x: Tensor,
     axis: Axis,

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from placement.runtime._torch import eager
+from placement.runtime._torch import own_parameter
 from placement.runtime.attention import attention as dropped_attention
 from placement.runtime.cuts import Cut
 from placement.runtime.exchange import replicated
@@ -24,7 +24,12 @@ if TYPE_CHECKING:
     from placement.runtime.axis import Axis
     from placement.runtime.reductions import Aliases
 
-    On = tuple[Axis, int] | tuple[Axis, int, int] | tuple[Axis, int, int, tuple[int, ...]]
+    On = (
+        tuple[Axis, int]
+        | tuple[Axis, int, int]
+        | tuple[Axis, int, int, tuple[int, ...]]
+        | tuple[Axis, int, int, tuple[int, ...], bool]
+    )
 
 # Where a value is cut: nowhere, on the only axis, or by axis name.
 Cuts = Cut | dict[str, Cut] | None
@@ -131,18 +136,22 @@ def _on(cuts: tuple[On, ...]) -> tuple[tuple[Axis, Cut], ...]:
     return tuple((axis, Cut(*cut)) for axis, *cut in cuts)  # pyright: ignore[reportArgumentType] - a list of unlike items
 
 
-@eager
 def summed(module: Module, name: str, axis: Axis) -> Tensor:
     """The parameter ``name`` used I → R on ``axis``: its gradient is summed over the ranks.
 
     In a call of the program all such parameters share one reduction. In a call of this module alone
     each has its own.
     """
-    owner, _, attribute = name.rpartition(".")
-    parameter = getattr(module.get_submodule(owner) if owner else module, attribute)
+    parameter = own_parameter(module, name)
+    if parameter is None:
+        owner, _, attribute = name.rpartition(".")
+        parameter = getattr(module.get_submodule(owner) if owner else module, attribute)
     found = module._aliases.get((axis.name, id(parameter)))
     # By identity: a wrapper may have put another tensor in the parameter's place for this call.
     if found is not None and found[0] is parameter and torch.is_grad_enabled():
+        # A compiled graph gives all its gradients at its end.
+        if not torch.compiler.is_compiling() and not found[2].used:
+            found[2].use()
         return found[1]
     return replicated(parameter, axis)
 
@@ -153,8 +162,8 @@ def dropout(
     """``F.dropout`` in training, ``x`` else; the mask is that of op ``site`` of this module, see ``rng``.
 
     I → I, R → R without cuts: every rank drops the same. S → S with the axes that ``x`` is cut on, outermost first,
-    each as (axis, dim), (axis, dim, outer) or (axis, dim, outer, segments): each rank has its block of the one-device
-    mask. Nothing is sent. ``lengths`` names dims that may be longer than the caller has them: masks are those of his.
+    each as (axis, dim), with what more a ``Cut`` has after it: each rank has its block of the one-device mask. Nothing
+    is sent. ``lengths`` names dims that may be longer than the caller has them: masks are those of his.
     """
     if not module.training:
         return x

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from placement.runtime._torch import eager
 from placement.runtime.exchange import all_reduce, replicated
 from placement.runtime.means import accumulated
 
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from placement.runtime.axis import Axis
 
 
-@eager
 def layer_norm(
     x: Tensor, axis: Axis, count: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
@@ -30,7 +28,6 @@ def layer_norm(
     return _scaled(normal.to(x.dtype), weight, bias)
 
 
-@eager
 def rms_norm(x: Tensor, axis: Axis, count: int, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
     """S → S: ``F.rms_norm`` over the last ``count`` dims, one of which lies in equal blocks, as the weight does.
 

@@ -16,13 +16,14 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Partial, Placement, Shard
 
 from placement.runtime import state
-from placement.runtime._torch import eager
+from placement.runtime._torch import eager, itself_eager
 from placement.runtime.axis import Axis, MeshAxis
 from placement.runtime.cuts import Cut, local_shape, whole_shape
 from placement.runtime.errors import MeshError, SizeError, StateError
 from placement.runtime.gathers import gathered_again
 from placement.runtime.guards import Guard, Spec
 from placement.runtime.lengths import Padded, spare
+from placement.runtime.main_grads import zero_main_grads
 from placement.runtime.module import Module, Tied
 from placement.runtime.outputs import mapped
 from placement.runtime.reductions import Reducer
@@ -49,20 +50,21 @@ class Program(Module):
     multiple of inside; ``uneven``: how one that is not is padded in a call, or why it is refused. ``requires``: what
     the model's branches took for granted of dynamic dims, as Python. ``training_only``: lines of the model that make
     eval mode another program, '' if there are none; this one then refuses ``eval()``. ``gathers``: whether parameters
-    are used through
-    ``gathered``. ``hooks``: by axis or group, the parameters used through ``summed``. ``same_blocks``:
-    whether ranks compare the sizes of sharded inputs at each call (one small gather), so as to refuse instead of
-    hanging.
+    are used through ``gathered``. ``hooks``: by axis or group, the parameters used through ``summed``: those whose
+    gradients are summed together, the ones first that are used last. ``reduces``: by name, an axis or group and the
+    dtype in which what is done over it by that name is summed. ``same_blocks``: whether ranks compare the sizes of
+    sharded inputs at each call (one small gather), so as to refuse instead of hanging.
     """
 
     axes: ClassVar[Mapping[str, int]] = {}
     groups: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    reduces: ClassVar[Mapping[str, tuple[str, torch.dtype]]] = {}
     inputs: ClassVar[Mapping[str, Spec]] = {}
     outputs: ClassVar[Mapping[str, Any]] = {}
     lengths: ClassVar[Mapping[str, Mapping[int, int]]] = {}
     divides: ClassVar[Mapping[str, int]] = {}
     uneven: ClassVar[Mapping[str, Padded | str]] = {}
-    hooks: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    hooks: ClassVar[Mapping[str, tuple[tuple[str, ...], ...]]] = {}
     requires: ClassVar[tuple[str, ...]] = ()
     training_only: ClassVar[str] = ""
     gathers: ClassVar[bool] = False
@@ -73,11 +75,14 @@ class Program(Module):
         self.restore: Callable[[Any], Any] | None = None
         self._axes: dict[str, Axis] = {}
         self._groups: dict[str, Axis] = {}
+        self._summing: dict[str, Axis] = {}
         self._layouts: dict[str, tuple[tuple[Axis, Cut], ...]] = {}
         self._given: dict[str, tuple[int, ...]] = {}  # by name, where zeros follow what a state dict has
         self._reducers: list[Reducer] = []
         self._guard: Guard | None = None
         self._loaded = False
+        self._on_mesh = False
+        self._places: dict[tuple[str, int], tuple[DeviceMesh, list[Placement]] | None] = {}  # of outputs
 
     # -- binding ---------------------------------------------------------------------------------
 
@@ -85,7 +90,7 @@ class Program(Module):
         """Put the program on a mesh: local shapes, and each axis an attribute of every module.
 
         On a ``DeviceMesh`` this rank's program is returned; on a simulated one, a module that holds a copy
-        per rank. ``reduce_dtype`` is the dtype that sums are done in.
+        per rank. ``reduce_dtype`` is the dtype that sums are done in, where ``reduces`` says no other.
 
         Raises:
             MeshError: an axis is missing or has another size, or the axes are in another order.
@@ -117,6 +122,10 @@ class Program(Module):
                 raise MeshError(f"axis {name!r} has size {axes[name].size}; the program was emitted for {size}")
         self._axes = {name: axes[name] for name in self.axes}
         self._groups = dict(groups or {})
+        for name, (axis, dtype) in self.reduces.items():
+            if name in self._axes or name in self._groups:
+                raise MeshError(f"{name!r} is an axis, and cannot be one with sums in another dtype")
+            self._summing[name] = self._axis(axis).summing(dtype)
         for path, module in self.named_modules():
             if isinstance(module, Module):
                 self._bind(path, module)
@@ -128,9 +137,11 @@ class Program(Module):
                     if tie.name in self._given:
                         self._given[_dotted(path, name)] = self._given[tie.name]
         self._check_outputs()
-        self._reducers = [Reducer(self._axis(name), names, self.tensor) for name, names in self.hooks.items()]
+        self._on_mesh = all(isinstance(axis, MeshAxis) for axis in self._axes.values())
+        self._places = {}
+        self._reducers = [Reducer(self._axis(name), buckets, self) for name, buckets in self.hooks.items()]
         for reducer in self._reducers:
-            for name in reducer.names:
+            for name in (name for bucket in reducer.buckets for name in bucket):
                 self.tensor(name)  # a hook that names nothing fails here, not in training
         inputs = {name: (spec[0], self.layout(spec[1]), *spec[2:]) for name, spec in self.inputs.items()}
         signature = inspect.signature(self.forward)
@@ -142,7 +153,7 @@ class Program(Module):
     def _bind(self, path: str, module: Module) -> None:
         module._aliases = self._aliases
         module._path, module._random = path, self._random
-        for name, axis in {**self._axes, **self._groups}.items():
+        for name, axis in {**self._axes, **self._groups, **self._summing}.items():
             if hasattr(module, name):
                 raise MeshError(f"axis {name!r} cannot have the name of a member of {path or 'the root'}")
             setattr(module, name, axis)
@@ -163,8 +174,9 @@ class Program(Module):
         return parameter
 
     def _axis(self, name: str) -> Axis:
-        if name in self._groups:
-            return self._groups[name]
+        for known in (self._groups, self._summing):
+            if name in known:
+                return known[name]
         if name not in self._axes:
             raise MeshError(f"no axis {name!r}: the program has {', '.join(self._axes) or 'none'}")
         return self._axes[name]
@@ -204,7 +216,7 @@ class Program(Module):
     def _check_outputs(self) -> None:
         for name, spec in self.outputs.items():
             for axis, cut in self.layout(spec):
-                if isinstance(axis, MeshAxis) and isinstance(cut, Cut) and (cut.outer != 1 or cut.segments):
+                if isinstance(axis, MeshAxis) and isinstance(cut, Cut) and cut.parts != 1:
                     raise SizeError(f"output {name!r} on axis {axis.name!r}: no DTensor has the layout {cut}")
             cuts = Counter(cut.dim for axis, cut in self.layout(spec) if isinstance(axis, MeshAxis) and cut != "P")
             if any(cuts[dim] > 1 for dim in self.lengths.get(name, ())):
@@ -212,6 +224,7 @@ class Program(Module):
 
     # -- calling ---------------------------------------------------------------------------------
 
+    @itself_eager
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call ``forward`` under the guards, with reductions shared by all parameters."""
         args, kwargs, lengths = self._open(args, kwargs)
@@ -262,25 +275,30 @@ class Program(Module):
     @eager
     def _finished(self, result: Any, lengths: Lengths) -> Any:
         """The result as a caller on a DeviceMesh gets it: sharded and partial outputs are DTensors."""
-        if not all(isinstance(axis, MeshAxis) for axis in self._axes.values()):
+        if not self._on_mesh:
             return result
 
         def wrapped(name: str, tensors: list[Tensor]) -> Tensor:
             (x,) = tensors
-            layout = {axis.name: how for axis, how in self.layout(self.outputs.get(name))}
-            places: dict[str, Placement] = {
-                axis: Partial() if layout[axis] == "P" else Shard(layout[axis].dim % x.ndim)
-                for axis in self._axes  # in mesh order, as a DTensor has them
-                if axis in layout
-            }
             more = spare(name, self.uneven, lengths) if lengths else {}
             x, whole = self._own_length(name, x, more) if more or name in self.lengths else (x, {})
-            if not places:
-                return x
-            return DTensor.from_local(x, _submesh(self._axes, places), list(places.values()), run_check=False, **whole)
+            if (name, x.ndim) not in self._places:
+                self._places[name, x.ndim] = self._placed(name, x.ndim)
+            placed = self._places[name, x.ndim]
+            return x if placed is None else DTensor.from_local(x, *placed, run_check=False, **whole)
 
         result = mapped(wrapped, [result])
         return result if self.restore is None else self.restore(result)
+
+    def _placed(self, name: str, ndim: int) -> tuple[DeviceMesh, list[Placement]] | None:
+        """Where an output of so many dims lies, None where every rank has all of it."""
+        layout = {axis.name: how for axis, how in self.layout(self.outputs.get(name))}
+        places: dict[str, Placement] = {
+            axis: Partial() if layout[axis] == "P" else Shard(layout[axis].dim % ndim)
+            for axis in self._axes  # in mesh order, as a DTensor has them
+            if axis in layout
+        }
+        return (_submesh(self._axes, places), list(places.values())) if places else None
 
     def _own_length(self, name: str, local: Tensor, more: Mapping[int, int]) -> tuple[Tensor, dict[str, Any]]:
         """An output without what its dims are padded with, and the whole's shape and stride as a DTensor has them."""
@@ -308,6 +326,11 @@ class Program(Module):
         finally:
             for reducer, deferred in zip(self._reducers, before, strict=True):
                 reducer.deferred = deferred
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's; a parameter's ``main_grad`` is zeroed in place."""
+        super().zero_grad(set_to_none)
+        zero_main_grads(self)
 
     def waiting(self) -> list[str]:
         """Parameters whose gradients lack what backwards under ``no_sync`` contributed."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
-from placement.runtime.means import accumulated
+from placement.runtime._torch import applied, root_mean_square
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,9 +19,12 @@ def lean_rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     Computed in float32 at least. Where torch composes it, its backward keeps the normalised rows as well; this one
     keeps ``x`` and a number for each row. Accelerators have a kernel that does as much.
     """
-    if x.device.type != "cpu" or not torch.is_grad_enabled():
-        return F.rms_norm(x, (x.shape[-1],), weight, eps)
-    return _RMSNorm.apply(x, weight, eps)  # pyright: ignore[reportReturnType]
+    if x.device.type != "cpu" or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if x.ndim < 3 or x.is_contiguous():
+            return F.rms_norm(x, (x.shape[-1],), weight, eps)
+        # The kernel would copy what lies with dim 1 outermost.
+        return F.rms_norm(x.transpose(0, 1), (x.shape[-1],), weight, eps).transpose(0, 1)
+    return applied(_RMSNorm, x, weight, eps)
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -29,15 +32,13 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-        dtype = accumulated(x.dtype)
-        wide = x if x.dtype is dtype else x.to(dtype)
-        root = wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+        lies = x.is_contiguous() or x.ndim < 3
+        result, root = root_mean_square(x if lies else x.transpose(0, 1), weight, eps)
+        if not lies:  # as [batch, tokens, ...] that lie with their tokens outermost
+            result, root = result.transpose(0, 1), root.transpose(0, 1)
         ctx.save_for_backward(x, weight, root)
         ctx.eps = eps
-        result = wide * root
-        if weight is not None:
-            result.mul_(weight)
-        return result if result.dtype is x.dtype else result.to(x.dtype)
+        return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -47,13 +48,18 @@ class _RMSNorm(torch.autograd.Function):
             plain = F.rms_norm(x, (x.shape[-1],), weight, ctx.eps)
             found = iter(torch.autograd.grad(plain, needed, grad, create_graph=True))
             return (*(next(found) if needs else None for needs in ctx.needs_input_grad[:2]), None)
-        wide, grad = x.to(root.dtype), grad.to(root.dtype)
+        dtype = root.dtype  # compared before a call of ``to``, which takes its time to find that nothing is to do
+        wide, grad = x if x.dtype is dtype else x.to(dtype), grad if grad.dtype is dtype else grad.to(dtype)
         normal = wide * root
         of_weight = of_x = None
         if weight is not None and ctx.needs_input_grad[1]:
-            of_weight = (grad * normal).flatten(0, -2).sum(0).to(weight.dtype) if x.ndim > 1 else grad * normal
+            of_weight = grad * normal
+            if x.ndim > 1:  # no dims are joined first, which would copy rows that lie in another order
+                of_weight = of_weight.sum(tuple(range(x.ndim - 1)))
+            of_weight = of_weight if weight.dtype is dtype else of_weight.to(weight.dtype)
         if ctx.needs_input_grad[0]:
             grad = grad if weight is None else grad * weight
             mean = (grad * normal).mean(-1, keepdim=True)
-            of_x = normal.mul_(mean).neg_().add_(grad).mul_(root).to(x.dtype)
+            of_x = normal.mul_(mean).neg_().add_(grad).mul_(root)
+            of_x = of_x if x.dtype is dtype else of_x.to(x.dtype)
         return of_x, of_weight, None

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from placement.runtime._torch import eager, in_backward
+from placement.runtime._torch import constant, eager, in_backward
 from placement.runtime.cuts import places
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ Cuts = tuple[tuple["Axis", "Cut"], ...]
 # The top bits of every key: a generator's seed that has them is a key.
 _MARK, _MARK_SHIFT = 0x3B6D, 48
 _REMEMBERED = 1024
+_WHOLE = (1 << 64) - 1
 
 
 class Random:
@@ -45,6 +46,7 @@ class Random:
         self.seed = seed
         self.step = step
         self._latest = step
+        self.now = _as_tensor(0)  # the key of the call that began last, as compiled graphs are given it
         self._entered: list[_Entry | None] = []
         # What each call drew -> its step: how a call that is itself recomputed knows which one it is.
         self._drawn: dict[int, int] = {}
@@ -69,7 +71,9 @@ class Random:
             self._lengths[self._own_key()] = lengths or {}
             if len(self._lengths) > _REMEMBERED:
                 del self._lengths[next(iter(self._lengths))]
-        self._entered.append(_ambient.enter(self._own_key()))
+        key = self._own_key()
+        self.now = _as_tensor(key)
+        self._entered.append(_ambient.enter(key))
 
     @eager
     def end(self) -> None:
@@ -78,22 +82,25 @@ class Random:
         if entry is not None:
             _ambient.leave(entry)
 
-    @eager
-    def key(self, path: str, site: Site) -> int:
+    def key(self, path: str, site: Site) -> Tensor | int:
         """64 bits for the op ``site`` of the module ``path`` in the running call; see ``place``."""
-        return _hashed(f"{self._call_key()}/{place(path, site)}")
+        if torch.compiler.is_compiling():
+            return _mixed(_running(self.now) ^ _place_bits(path, site))
+        return _mixed_number(self._call_key() ^ _place_bits(path, site) & _WHOLE)
 
-    @eager
     def spare(self, dims: Mapping[int, str]) -> dict[int, int]:
         """Of the named dims of a value, how much longer they are in the running call than its caller has them."""
-        lengths = self._lengths.get(self._call_key(), {}) if self._lengths else {}
+        return self._spare(dims) if self._lengths else {}
+
+    @eager
+    def _spare(self, dims: Mapping[int, str]) -> dict[int, int]:
+        lengths = self._lengths.get(self._call_key(), {})
         pairs = ((dim, lengths[name]) for dim, name in dims.items() if name in lengths)
         return {dim: inside - given for dim, (given, inside) in pairs}
 
     def _call_key(self) -> int:
-        ambient = torch.initial_seed()
-        recomputed = in_backward() and ambient >> _MARK_SHIFT == _MARK
-        return ambient if recomputed else self._own_key()
+        recomputed = _recomputed()
+        return self._own_key() if recomputed is None else recomputed
 
     def _own_key(self) -> int:
         return _MARK << _MARK_SHIFT | _hashed(f"{self.seed}/{self._latest}") & (1 << _MARK_SHIFT) - 1
@@ -129,8 +136,7 @@ def _states(program: Any) -> list[Random]:
     return [one._random for one in getattr(program, "programs", [program])]  # noqa: SLF001 - a module's own state
 
 
-@eager
-def dropped(x: Tensor, p: float, key: int, cuts: Cuts = (), spare: Mapping[int, int] | None = None) -> Tensor:
+def dropped(x: Tensor, p: float, key: Tensor | int, cuts: Cuts = (), spare: Mapping[int, int] | None = None) -> Tensor:
     """``x`` with elements zeroed with probability ``p`` and the others divided by 1 - p.
 
     ``key`` names the mask of the whole value, of which ``x`` is the block that ``cuts`` leave, outermost first.
@@ -145,7 +151,9 @@ def dropped(x: Tensor, p: float, key: int, cuts: Cuts = (), spare: Mapping[int, 
     return (x * (1 / (1 - p))).masked_fill(drop_mask(x, p, key, cuts, spare), 0)
 
 
-def drop_mask(like: Tensor, p: float, key: int, cuts: Cuts = (), spare: Mapping[int, int] | None = None) -> Tensor:
+def drop_mask(
+    like: Tensor, p: float, key: Tensor | int, cuts: Cuts = (), spare: Mapping[int, int] | None = None
+) -> Tensor:
     """Which elements ``dropped`` zeroes, for 0 <= p < 1."""
     return _bits(_indices(like, cuts, spare or {}), key) < int(p * 2**63)
 
@@ -156,7 +164,7 @@ def _indices(like: Tensor, cuts: Cuts, spare: Mapping[int, int]) -> Tensor:
     for dim, size in enumerate(like.shape):
         along = torch.arange(size, device=like.device)
         for axis, cut in reversed(cuts):  # a place in the block of an inner axis is one in that of the outer axis
-            if cut.dim % like.ndim == dim and cut.segments:
+            if cut.dim % like.ndim == dim and (cut.segments or cut.zigzag):
                 size *= axis.size
                 along = places(size, cut, axis.size, axis.rank).to(along.device)[along]
             elif cut.dim % like.ndim == dim:
@@ -174,17 +182,57 @@ def _signed(bits: int) -> int:
 _WEYL, _FIRST, _SECOND = map(_signed, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
-def _bits(index: Tensor, key: int) -> Tensor:
+def _bits(index: Tensor, key: Tensor | int) -> Tensor:
     """63 random bits for every index: the generator SplitMix64 at the state ``key`` + index · Weyl constant.
 
-    64-bit products wrap around on every device. ``index`` is overwritten.
+    ``index`` is overwritten.
     """
-    z = index.mul_(_WEYL).add_(_signed(key))
+    return _mixed(index.mul_(_WEYL).add_(key if isinstance(key, Tensor) else _signed(key))).bitwise_and_((1 << 63) - 1)
+
+
+def _mixed(z: Tensor) -> Tensor:
+    """SplitMix64's output for the states ``z``, which are overwritten. 64-bit products wrap around on every device."""
     # torch's shifts keep the sign: the masks clear what it would fill in.
     z.bitwise_xor_((z >> 30) & ((1 << 34) - 1)).mul_(_FIRST)
     z.bitwise_xor_((z >> 27) & ((1 << 37) - 1)).mul_(_SECOND)
-    z.bitwise_xor_((z >> 31) & ((1 << 33) - 1))
-    return z.bitwise_and_((1 << 63) - 1)
+    return z.bitwise_xor_((z >> 31) & ((1 << 33) - 1))
+
+
+def _mixed_number(z: int) -> int:
+    """The same of a number of 64 bits, as one without sign."""
+    z = (z ^ z >> 30) * _FIRST & _WHOLE
+    z = (z ^ z >> 27) * _SECOND & _WHOLE
+    return z ^ z >> 31
+
+
+def _as_tensor(bits: int) -> Tensor:
+    return torch.tensor(_signed(bits))
+
+
+@constant
+def _place_bits(path: str, site: Site) -> int:
+    return _signed(_hashed(place(path, site)))
+
+
+@torch.library.custom_op("placement::running_call", mutates_args=())
+def _running(latest: Tensor) -> Tensor:
+    """The key of the running call, given that of the latest: another one where a checkpoint recomputes an earlier call.
+
+    A graph learns that when it runs.
+    """
+    recomputed = _recomputed()
+    return latest.clone() if recomputed is None else _as_tensor(recomputed)
+
+
+@_running.register_fake
+def _(latest: Tensor) -> Tensor:
+    return torch.empty_like(latest)
+
+
+def _recomputed() -> int | None:
+    """The key of the call that is being recomputed in a backward pass, None where none is."""
+    ambient = torch.initial_seed()
+    return ambient if in_backward() and ambient >> _MARK_SHIFT == _MARK else None
 
 
 def _hashed(text: str) -> int:

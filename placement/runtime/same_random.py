@@ -98,7 +98,7 @@ class _Masks(TorchFunctionMode):
             raise NotImplementedError("dropout inside of nn.MultiheadAttention")
         return func(*args, **given)
 
-    def _key(self) -> int:
+    def _key(self) -> Tensor | int:
         path = self._paths[-1] if self._paths else ""
         site = self._counts.get(path, 0)
         self._counts[path] = site + 1

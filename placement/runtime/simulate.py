@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from placement.runtime._torch import ThreadState
+from placement.runtime._torch import ThreadState, eager
 from placement.runtime.axis import Axis, Step
 from placement.runtime.errors import MeshError, RankError
 
@@ -90,6 +90,7 @@ class SimulatedAxis(Axis):
         self.recorded = 0 in self.group
         self.world_rank = rank
 
+    @eager
     def together(self, what: Hashable, payload: T, action: Callable[[list[T]], Sequence[U]]) -> U:  # noqa: D102
         if self.size == 1:
             return action([payload])[0]
@@ -120,6 +121,8 @@ class SimulatedAxis(Axis):
         if step.kind == "reduce_scatter":
             parts = [x.chunk(self.size) for x in sent]
             return [_sum([of[rank] for of in parts]) for rank in self.held]
+        if step.kind == "send_recv":
+            return [sent[rank - 1].clone() for rank in self.held]
         return [torch.stack([x[rank] for x in sent]) for rank in self.held]
 
 

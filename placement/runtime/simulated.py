@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from placement.runtime._torch import eager
 from placement.runtime.cuts import Cut, block, joined
 from placement.runtime.lengths import spare
+from placement.runtime.main_grads import zero_main_grads
 from placement.runtime.outputs import mapped
 from placement.runtime.program import Program, clone
 from placement.runtime.simulate import each
@@ -112,6 +113,11 @@ class Simulated(nn.Module):
             for program in self.programs:
                 stack.enter_context(program.no_sync())
             yield
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """See ``Program.zero_grad``."""
+        super().zero_grad(set_to_none)
+        zero_main_grads(self)
 
     def waiting(self) -> list[str]:
         """See ``Program.waiting``."""

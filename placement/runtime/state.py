@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from placement.runtime.axis import Step
 from placement.runtime.cuts import whole_shape
 from placement.runtime.errors import StateError
+from placement.runtime.main_grads import gradient
 from placement.runtime.slices import Sliced, own_block
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def full_gradients(program: Program) -> dict[str, Tensor | None]:
     full: dict[str, Tensor | None] = {}
     for name, parameter in program.named_parameters(remove_duplicate=False):
         if id(parameter) not in done:
-            grad = parameter.grad
+            grad = gradient(parameter)
             done[id(parameter)] = None if grad is None else gathered(program, name, grad)
         full[name] = done[id(parameter)]
     return full

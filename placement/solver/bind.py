@@ -12,18 +12,22 @@ from dataclasses import dataclass, field
 from itertools import product
 
 import sympy
+import torch
 
 from placement.graph.factors import Dims, Factors, NameClashError, infer
-from placement.graph.ir import Graph, ModuleInfo, Output, Parameter, Size, Value, evaluate
+from placement.graph.ir import Graph, ModuleInfo, Node, Output, Parameter, Value, evaluate
 from placement.graph.segments import extent, flattened, holds, shared
 from placement.lang.diagnostics import Diagnostic, Diagnostics, did_you_mean
-from placement.lang.spec import LimitLine, ParamLine, Placed, Span, Spec, ValueLine
-from placement.rules import Context, signature_of
+from placement.lang.spec import LimitLine, LowerLine, ParamLine, Placed, Span, Spec, ValueLine
+from placement.rules import Context, Way, signature_of
 from placement.solver.declared import mesh_of
+from placement.solver.dynamic import dynamic
 from placement.solver.inputs import check_inputs, named_dims, shown, tell_clash
+from placement.solver.insisted import insisted
 from placement.solver.leading import beyond_pieces, indivisible, leading
 from placement.solver.lowerings import lowerings
 from placement.solver.mesh import Mesh
+from placement.solver.orders import Orders
 from placement.solver.padding import Uneven
 from placement.solver.unmatched import unmatched_lines
 from placement.solver.unsupported import refuse
@@ -60,7 +64,9 @@ class Pin:
 class Bound:
     """What the spec says of this graph on a mesh.
 
-    contexts: what each axis may cut. lowerings: by ``setting = value``, the modules that are emitted so.
+    contexts: what each axis may cut. lowerings: by ``setting = value``, the modules that are emitted so. ways: how
+    an op is to run on an axis, where a line insists. reduce: the dtype of sums over ranks where no line says it, None
+    for that of what is summed.
     """
 
     graph: Graph
@@ -74,6 +80,9 @@ class Bound:
     notes: tuple[Diagnostic, ...] = ()
     limit: LimitLine | None = None
     lowerings: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    lowers: tuple[LowerLine, ...] = ()  # the lines that say so
+    ways: Mapping[tuple[Node, int], Way] = field(default_factory=dict)
+    reduce: torch.dtype | None = None
 
     @property
     def hints(self) -> Mapping[sympy.Symbol, int]:
@@ -120,11 +129,13 @@ def bind(
     *,
     device_type: str = "cpu",
     sizes: Mapping[str, int] | None = None,
+    reduce: torch.dtype | None = None,
 ) -> Bound:
     """Match the statements of ``spec`` to ``graph`` on a mesh of ``axes``.
 
     ``sizes`` replaces the example's sizes of named dims in prices. A table that an axis does not divide is padded (see
-    ``padding``). Raises PlacementError with every fault.
+    ``padding``). ``reduce`` is the dtype of sums over ranks where no line says it. Raises PlacementError with every
+    fault.
     """
     found = Diagnostics()
     refuse(spec, found)
@@ -144,70 +155,31 @@ def bind(
         found.raise_if_any(spec.sources)
         raise
     hints = {symbol: (sizes or {}).get(symbol.name, hint) for symbol, hint in graph.hints().items()}
-    contexts = tuple(Context(dims, axis.n, hints, _dynamic(graph, spec, hints, axis.name)) for axis in mesh.axes)
+    contexts = tuple(Context(dims, axis.n, hints, dynamic(graph, spec, hints, axis.name)) for axis in mesh.axes)
     binder = _Binder(graph, spec, dims, contexts, mesh, found)
+    inputs, parameters, values, outputs = binder.inputs(), binder.parameters(), binder.values(), binder.outputs()
     bound = Bound(
         graph,
         dims,
-        mesh,
+        binder.orders.mesh,
         contexts,
-        inputs=binder.inputs(),
-        parameters=binder.parameters(),
-        values=binder.values(),
-        outputs=binder.outputs(),
+        inputs=inputs,
+        parameters=binder.orders.of_parameters(parameters),
+        values=values,
+        outputs=outputs,
         notes=(*spec.notes, *binder.notes),
         limit=spec.limits[0] if spec.limits else None,
         lowerings=lowerings(graph, spec, found),
+        lowers=spec.lowers,
+        ways=insisted(graph, spec, contexts, binder.orders.mesh, found),
+        reduce=reduce,
     )
     longer = binder.uneven.padded(graph, dims, mesh, spec)
     if longer is not None:
-        made = bind(longer, spec, axes, device_type=device_type, sizes=sizes)
+        made = bind(longer, spec, axes, device_type=device_type, sizes=sizes, reduce=reduce)
         return dataclasses.replace(made, notes=(*binder.uneven.notes, *made.notes))
     found.raise_if_any(spec.sources)
     return bound
-
-
-def _dynamic(graph: Graph, spec: Spec, hints: Mapping[sympy.Symbol, int], axis: str) -> frozenset[sympy.Symbol]:
-    """The dynamic sizes that an axis may cut: those that the spec has it cut, and of those it has none cut the longest.
-
-    Cutting every dynamic dim that the example happens to divide would make a plan that the next batch
-    size does not fit.
-    """
-    lines = (*spec.inputs, *spec.params, *spec.values, *spec.outputs)
-    symbols = [s.symbol for s in graph.symbols]
-
-    def spoken_of(name: str) -> set[sympy.Symbol]:
-        names = {str(dim) for line in lines for dim in _shard_dims(spec, line.placed, name)}
-        by_index = {size for size in _cut_by_index(graph, spec, name) if isinstance(size, sympy.Symbol)}
-        return {s for s in symbols if s.name in names or s in by_index}
-
-    allowed = spoken_of(axis)
-    elsewhere = {s for declared in spec.axes for s in spoken_of(str(declared.name))}
-    rest = [s for s in symbols if s not in allowed | elsewhere]
-    if rest:
-        longest = max(hints[s] for s in rest)
-        allowed |= {[s for s in rest if hints[s] == longest][-1]}
-    return frozenset(allowed)
-
-
-def _cut_by_index(graph: Graph, spec: Spec, axis: str) -> Iterator[Size]:
-    """The sizes of the dims that ``Shard(0)`` and the like speak of, where it is not a parameter's."""
-    inputs = {i.name: i.value for i in graph.inputs}
-    outputs = {o.name: o.value for o in graph.outputs if o.value is not None}
-    spoken = [(inputs[name], line.placed) for line in spec.inputs for name in line.names if name in inputs]
-    spoken += [(outputs[name], line.placed) for line in spec.outputs for name in line.names if name in outputs]
-    for line in (line for line in spec.values if any(isinstance(d, int) for d in _shard_dims(spec, line.placed, axis))):
-        infos = [info for path, info in graph.modules.items() if line.pattern.matches(path)]
-        spoken += [(values[0], line.placed) for info in infos for values in info.returned.values() if values]
-    for value, placed in spoken:
-        for dim in _shard_dims(spec, placed, axis):
-            if isinstance(dim, int) and -len(value.shape) <= dim < len(value.shape):
-                yield value.shape[dim]
-
-
-def _shard_dims(spec: Spec, placed: Sequence[Placed], axis: str) -> list[str | int]:
-    """The dims that a line has the axis cut."""
-    return [p.placement.dim for p in placed if isinstance(p.placement, Shard) and spec.axis_of(p) == axis]
 
 
 class _Binder:
@@ -218,6 +190,7 @@ class _Binder:
         self.contexts, self.mesh = contexts, mesh
         self.notes: list[Diagnostic] = []
         self.uneven = Uneven()
+        self.orders = Orders(mesh, contexts[0].hints, found)
 
     # -- statements ------------------------------------------------------------------------------
 
@@ -263,7 +236,7 @@ class _Binder:
         for position, (index, kind) in enumerate(cuts[1:], 1):
             part = dict(cuts[: position + 1])
             joint = Joint(part.get(i, R) for i in range(len(kinds)))
-            if not self.mesh.fits(joint, self.contexts[0].hints):
+            if not self.orders.mesh.fits(joint, self.contexts[0].hints):
                 own = set(flattened(kind.over))  # type: ignore[arg-type]
                 first = next(self.mesh.axes[i] for i, other in cuts if own.intersection(flattened(other.over)))  # type: ignore[arg-type]
                 axis = self.mesh.axes[index]
@@ -553,7 +526,7 @@ class _Binder:
                 placed.dim_span or placed.span,
             )
             return ()
-        return (S(*run),)
+        return (S(*run),) if self.orders.add(run, placed, index, what) else ()
 
     def _indivisible(
         self, value: Value, factors: Factors, placed: Placed, index: int, what: str, parameter: Parameter | None

@@ -18,7 +18,7 @@ import numpy as np
 
 from placement.graph.ir import Node, Output, Value
 from placement.lang.diagnostics import PlacementError
-from placement.rules import JointStrategy, Strategy, joint_strategy
+from placement.rules import JointStrategy, Strategy, joint_strategy, lookup
 from placement.solver.bind import Bound, Pin
 from placement.solver.capacity import fitted
 from placement.solver.causes import Causes
@@ -26,12 +26,13 @@ from placement.solver.eliminate import Undecided, solve
 from placement.solver.faults import impossible, returned_otherwise
 from placement.solver.forms import AsOwn, matching, renamed
 from placement.solver.layers import with_layers
+from placement.solver.overlap import with_overlap
 from placement.solver.plan import Hook, Plan, Step, Version
 from placement.solver.pricing import Cost, NetForm, Options, Prices, Ways
 from placement.solver.problem import COMPONENTS, Net, Problem, Solution, Variable
 from placement.solver.prune import TooManyMasks, ask_set, asked_masks, union_masks
 from placement.solver.uses import Uses
-from placement.types import I, Joint, P, R, Type
+from placement.types import Action, I, Joint, P, R, Type
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -267,7 +268,14 @@ class Builder:
             self.bound.mesh.fits(joint, self.bound.hints) for joint in (*joined.operands, *joined.results)
         ):
             return None
-        return joined
+        return joined if self._in_order(node, joined) else None
+
+    def _in_order(self, node: Node, joined: JointStrategy) -> bool:
+        """Whether every group of axes that runs an implementation has its blocks in one order, or only counts."""
+        rule = lookup(node)
+        counting = {one.name for one in (rule.implementations if rule else ()) if one.counts}
+        groups = [axes for name, axes in joined.groups().items() if len(axes) > 1 and name not in counting]
+        return not any(self.bound.mesh.ordered(joint, axes) for axes in groups for joint in joined.operands)
 
     def _consumers(self, value: Value) -> list[tuple[int, Node | Output, int, int]]:
         return (self.pinned.get(value) or self.nets[value]).consumers
@@ -410,13 +418,14 @@ class Builder:
             steps += self._steps(spec, choice)
         order = {value: index for index, value in enumerate(self.bound.graph.values())}
         steps.sort(key=lambda s: (order[s.value], s.source.stage, s.target.stage))
-        steps = with_layers(steps, self.bound.graph, self.bound.lowered("gathered = kept"))
+        steps = with_layers(steps, self.bound.graph, frozenset(uses.values()), self.bound.lowered("gathered = kept"))
+        steps = with_overlap(steps, self.bound)
         causes = Causes(self.bound)
         steps = [causes.explain(step) for step in steps]
         compute = sum(map(sum, work.values()))
         held = sum(self.prices.states(value) // self.bound.mesh.parts(joint) for value, joint in produced.items())
         found = tuple(steps), tuple(self._hooks(steps, causes))
-        inside = {node: tuple(self.prices.inside(s)) for node, s in strategy_of.items() if s.leading}
+        inside = {node: tuple(self.prices.inside(node, s, work[node])) for node, s in strategy_of.items() if s.leading}
         return Plan(self.bound, strategy_of, produced, uses, *found, inside, cost, lower, compute, cost[1] - held, work)
 
     def converting(self, choice: Sequence[int]) -> dict[Value, list[int]]:
@@ -466,7 +475,8 @@ class Builder:
             own = of_value.get(parameter.value, [])
             found = {step.axes: step for step in own if step.sums_gradient}
             for axes, step in found.items():
-                yield Hook(parameter, step.axis, axes, step.nbytes, causes.of_parameter(parameter.value, own))
+                cause = causes.of_parameter(parameter.value, own)
+                yield Hook(parameter, step.axis, axes, step.summed, cause, step.reduce)
 
     def _steps(self, spec: _NetSpec, choice: Sequence[int]) -> list[Step]:
         """The conversions of a value, with who takes what they make."""
@@ -490,10 +500,13 @@ class Builder:
             source, target = Version(spec.value, joints[a], spec.stage), Version(spec.value, joints[b], spec.stage)
             consumers = tuple(dict.fromkeys(reach[joints[b]]))
             nbytes = self.bound.mesh.sent(edge, joints[a], self.prices.nbytes(spec.value))
-            times = self.prices.times(edge, joints[a], nbytes, restriction)
+            times = self.prices.times(spec.value, edge, joints[a], nbytes, restriction)
             again = self.prices.again(edge, joints[a], restriction)
             axis = self.bound.mesh.name(edge.axes)
-            steps.append(Step(source, target, axis, edge.axes, edge.conversion, nbytes, consumers, (), times, again))
+            kind, sums = edge.conversion.source, self.forms.sums
+            summed = sums.sent(spec.value, kind, Action.ALL_REDUCE, nbytes)
+            given = source, target, axis, edge.axes, edge.conversion, nbytes, consumers, (), times, again
+            steps.append(Step(*given, reduce=sums.said(spec.value, kind), summed=summed))
         fixed_to = self.pinned.get(spec.value) if spec.stage == 0 else None
         if fixed_to is not None:
             joint = self.chosen[fixed_to.source].joint(fixed_to.place, choice[fixed_to.source])

@@ -235,7 +235,8 @@ class Charges(Prices):
         def together(axes: Axes) -> int:
             edge = Edge(axes, source, conversion)
             here = Joint([source[0]] * len(reference.axes))
-            return sum(reference.prices.times(edge, here, whole // reference.parts(value, axes), restriction))
+            sent = whole // reference.parts(value, axes)
+            return sum(reference.prices.times(value, edge, here, sent, restriction))
 
         for axis in reference.order(value):
             least = together((axis,))
@@ -260,8 +261,12 @@ class Charges(Prices):
         mesh = self.reference.bound.mesh
         sent = 0
         for one in part.collectives:
+            if one.behind:
+                continue  # perhaps it takes no time
             parts = 1 if one.like is None else self.reference.parts(node.operands[one.like], (self.axis,))
-            sent += mesh.machine((self.axis,)).collective(one.action, one.nbytes // parts)
+            own = mesh.machine((self.axis,))
+            nbytes = self.forms.sums.sent_inside(node, one, one.nbytes // parts)
+            sent += own.collective(one.action, nbytes) * one.times(own.n)
         if self._shared(node, part.implementation):
             sent = 0
         return (charge + sent, 0, 0), (0, 0)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, overload
 from placement.graph.ir import Node, Value
 from placement.graph.segments import Factor, Factors, flattened
 from placement.rules import Strategy
+from placement.solver.sums import Sums
 from placement.types import Type
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Forms:
 
     def __init__(self, bound: Bound, keeping: Keeping) -> None:
         self.bound = bound
+        self.sums = Sums(bound)
         self.keeping = keeping
         self.alike = keeping.alike
         self.intern = self.alike.intern
@@ -84,15 +86,23 @@ class Forms:
         if value not in self._values:
             dims = self.bound.dims.of(value)
             sizes = tuple([self.alike.size(factor.size) for factor in self.numbers(value)])
-            key = (self.nbytes(value), value.requires_grad, sizes, tuple([_nesting(factors) for factors in dims]))
+            nestings = tuple([_nesting(factors) for factors in dims])
+            orders = self._orders(value) if self.bound.mesh.zigzag else ()
+            key = (self.nbytes(value), self.sums.likeness(value), value.requires_grad, sizes, nestings, orders)
             self._values[value] = self.intern(key)
         return self._values[value]
+
+    def _orders(self, value: Value) -> tuple[object, ...]:
+        """What axes cut in zigzag order of the value, in the numbers of its factors."""
+        numbers, ordered = self.numbers(value), self.bound.mesh.zigzag
+        runs = ((axis, run) for axis, run in ordered if all(factor in numbers for factor in run))
+        return tuple(sorted((axis, *[numbers[f] for f in run]) for axis, run in runs))  # type: ignore[index]
 
     def of_node(self, node: Node) -> int:
         """Equal for ops that do the same, whose factors meet alike, and that keep the same for the backward."""
         if node not in self._nodes:
             met = tuple([(self.seen(node, v), self.of_value(v)) for v in (*node.operands, *node.results)])
-            key = self.alike.of(node), met, self.keeping.likeness(node)
+            key = self.alike.of(node), met, self.keeping.likeness(node), self.sums.of_op(node)
             self._nodes[node] = self.intern(key)
         return self._nodes[node]
 
@@ -139,7 +149,9 @@ class AsOwn(Sequence[Strategy]):
         if index not in self._made:
             s = self._strategies[index]
             own = self._named(s.operands), self._named(s.results)
-            self._made[index] = Strategy(*own, s.implementation, s.collectives, s.code)
+            names = matching(self._form, self._own) if s.whole else {}
+            whole = tuple(names[factor] for factor in s.whole)
+            self._made[index] = Strategy(*own, s.implementation, s.collectives, s.code, whole, s.met)
         return self._made[index]
 
     def types(self, place: int) -> list[Type]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from placement.graph.ir import Node, Output, Value
-from placement.rules import JointStrategy, Strategy
+from placement.rules import JointStrategy
 from placement.rules.core import arguments, lookup
 from placement.solver.layers import inside
 from placement.types import P, Type
@@ -46,6 +46,13 @@ class _Joined:
 def fused(plan: Plan) -> Plan:
     """The plan with the ops of each pattern as one."""
     return _Fusion(plan).plan_with_fewer_ops()
+
+
+def joinable(plan: Plan) -> list[Node]:
+    """The last of the ops of each pattern in the plan, whether a line keeps them as written or not."""
+    fusion = _Fusion(plan)
+    fusion.written = frozenset()
+    return list(fusion.found())
 
 
 def kept_instead(bound: Bound) -> dict[Value, Value | None]:
@@ -123,8 +130,15 @@ class _Fusion(_Ops):
 
     def alone(self, found: _Joined) -> bool:
         inner = {value for node in found.nodes[:-1] for value in node.results}
-        plain = not any(self.plan.strategies[node].leading for node in found.nodes)
+        plain = not any(self.plan.strategies[node].leading for node in found.nodes[:-1]) and self._runs_joined(found)
         return plain and not inner & self.converted and super().alone(found)
+
+    def _runs_joined(self, found: _Joined) -> bool:
+        """Whether the last op runs as it is, or by an implementation that also does for the op in place of all."""
+        last, rule = found.nodes[-1], lookup(found.made)
+        name = self.plan.strategies[last].implementation
+        known = rule.implementations if rule is not None and last.op is found.made.op else ()
+        return not name or any(one.name == name and one.joined for one in known)
 
     def type_of(self, use: _Use) -> Iterable[Type]:
         return self.plan.uses[use].type
@@ -147,9 +161,12 @@ class _Fusion(_Ops):
         strategies = {node: s for node, s in plan.strategies.items() if node not in gone}
         uses: dict[tuple[Node | Output, int], Version] = {k: v for k, v in plan.uses.items() if k[0] not in gone}
         work = {node: times for node, times in plan.work.items() if node not in gone}
+        inside = {node: sent for node, sent in plan.inside.items() if node not in gone}
         for found in joined.values():
             strategies[found.made] = self._strategy(found)
             uses |= {(found.made, position): plan.uses[use] for position, use in enumerate(found.uses)}
+            if found.nodes[-1] in plan.inside:
+                inside[found.made] = plan.inside[found.nodes[-1]]
             forward, backward = zip(*(plan.work[node] for node in found.nodes), strict=True)
             work[found.made] = sum(forward), sum(backward)
         steps = tuple(
@@ -157,23 +174,29 @@ class _Fusion(_Ops):
                 step,
                 consumers=tuple(dict.fromkeys(_now(user, instead) for user in step.consumers)),
                 layers=tuple(instead.get(node, node) for node in step.layers),
+                product=step.product and instead.get(step.product, step.product),
             )
             for step in plan.steps
         )
         graph = dataclasses.replace(plan.graph, nodes=nodes)
         bound = dataclasses.replace(plan.bound, graph=graph)
-        made = dataclasses.replace(plan, bound=bound, strategies=strategies, uses=uses, steps=steps, work=work)
+        made = dataclasses.replace(
+            plan, bound=bound, strategies=strategies, uses=uses, steps=steps, work=work, inside=inside
+        )
         made.verify()
         return made
 
     def _strategy(self, found: _Joined) -> JointStrategy:
         operands = tuple(self.plan.uses[use].type for use in found.uses)
         results = tuple(self.plan.produced[value] for value in found.made.results)
+        last = self.plan.strategies[found.nodes[-1]]
         parts = tuple(
-            Strategy(tuple(kinds[axis] for kinds in operands), tuple(kinds[axis] for kinds in results))
-            for axis in range(len(self.plan.mesh.axes))
+            dataclasses.replace(
+                part, operands=tuple(kinds[axis] for kinds in operands), results=tuple(kinds[axis] for kinds in results)
+            )
+            for axis, part in enumerate(last.parts)
         )
-        return JointStrategy(parts, operands, results)
+        return JointStrategy(parts, operands, results, last.leading)
 
 
 def _now(user: Node | Output, instead: Mapping[Node, Node]) -> Node | Output:

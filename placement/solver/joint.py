@@ -309,7 +309,8 @@ def _chosen(builder: Builder, solution: Solution) -> dict[str, Sequence[int]]:
 
 def _on_axis(bound: Bound, axis: int) -> Bound:
     """What the spec says of one axis."""
-    mesh = Mesh((bound.mesh.axes[axis],), bound.mesh.device, (bound.mesh.links[axis],))
+    ordered = frozenset((0, run) for index, run in bound.mesh.zigzag if index == axis)
+    mesh = Mesh((bound.mesh.axes[axis],), bound.mesh.device, (bound.mesh.links[axis],), ordered)
 
     def alone(pin: Pin) -> Pin:
         return Pin((pin.kinds[axis],), pin.spans[axis : axis + 1])
@@ -323,4 +324,5 @@ def _on_axis(bound: Bound, axis: int) -> Bound:
         values={value: alone(pin) for value, pin in bound.values.items() if pin.kinds[axis] is not None},
         outputs={o: pin and (alone(pin) if pin.kinds[axis] is not None else None) for o, pin in bound.outputs.items()},
         limit=None,
+        ways={(node, 0): way for (node, index), way in bound.ways.items() if index == axis},
     )

@@ -1,12 +1,14 @@
-"""Linear layers that run as one function with the conversion of the input that they share: ``runtime.linears``.
+"""Linear layers that run as one function with a conversion: of the input that they share, or of the result.
 
-A pattern in a solved plan: a value is gathered, or shared by all ranks, for nothing but linear layers with parameters
-for weights. What is gathered so is not kept for the backward but gathered again there.
+Patterns in a solved plan. A value is gathered, or shared by all ranks, for nothing but linear layers with parameters
+for weights (``runtime.linears``); what is gathered so is not kept for the backward but gathered again there. And of the
+result of one such layer each rank has a term, and nothing is done with the terms but to sum them (``runtime.sums``).
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
@@ -16,7 +18,7 @@ from placement.rules import lookup
 from placement.types import Action, Kind
 
 if TYPE_CHECKING:
-    from placement.solver.plan import Step
+    from placement.solver.plan import Step, Version
 
 
 def weights_of(graph: Graph) -> frozenset[Value]:
@@ -44,9 +46,14 @@ def thin(node: Node, weights: AbstractSet[Value], kept: AbstractSet[str]) -> boo
     return is_layer(node, weights) and node.operands[1].requires_grad and not inside(node, kept)
 
 
-def with_layers(steps: Sequence[Step], graph: Graph, kept: AbstractSet[str]) -> list[Step]:
-    """The steps, those that run with linear layers with these, and with what is gathered again."""
+def with_layers(steps: Sequence[Step], graph: Graph, used: AbstractSet[Version], kept: AbstractSet[str]) -> list[Step]:
+    """The steps, those that run with linear layers with these, and with what is gathered again.
+
+    used: what ops and outputs take.
+    """
     weights = weights_of(graph)
+    makers = {value: node for node in graph.nodes if is_layer(node, weights) for value in node.results}
+    sources, targets = Counter(step.source for step in steps), {step.target for step in steps}
     parents = {path.rpartition(".")[0] for path in graph.modules}
     converted = {step.source for step in steps}
     found: list[Step] = []
@@ -55,9 +62,17 @@ def with_layers(steps: Sequence[Step], graph: Graph, kept: AbstractSet[str]) -> 
             layers = _layers(step, weights, parents)
             again = step.conversion.forward is Action.ALL_GATHER and any(thin(n, weights, kept) for n in layers)
             found.append(dataclasses.replace(step, layers=layers, again=int(again)) if layers else step)
+        elif _sums(step) and sources[step.source] == 1 and step.source not in used | targets:
+            found.append(dataclasses.replace(step, product=makers.get(step.value)))
         else:
             found.append(step)
     return found
+
+
+def _sums(step: Step) -> bool:
+    """Whether the step sums terms, at once where these are made."""
+    action = step.conversion.forward
+    return step.source.stage == 0 and action in (Action.ALL_REDUCE, Action.REDUCE_SCATTER)
 
 
 def _suits(step: Step) -> bool:

@@ -58,14 +58,14 @@ def parts(plan: Plan) -> dict[sympy.Symbol, int]:
     found: dict[sympy.Symbol, int] = {}
     for joint in dict.fromkeys(kinds):
         cuts: dict[sympy.Symbol, int] = {}
-        for axis, kind in zip(plan.mesh.axes, joint, strict=True):
+        for index, (axis, kind) in enumerate(zip(plan.mesh.axes, joint, strict=True)):
             for factor in kind.over:
                 size = getattr(factor, "size", 1)
                 if isinstance(size, sympy.Basic) and (factor not in sharded_input or factor in moved):
                     for symbol in size.free_symbols:
-                        cuts[symbol] = cuts.get(symbol, 1) * axis.n  # type: ignore[index, arg-type]
-        for symbol, n in cuts.items():
-            found[symbol] = lcm(found.get(symbol, 1), n)
+                        cuts[symbol] = blocks = cuts.get(symbol, 1) * axis.n  # type: ignore[index, arg-type]
+                        chunks = 2 * blocks if plan.mesh.ordered(joint, (index,)) else blocks
+                        found[symbol] = lcm(found.get(symbol, 1), chunks)  # type: ignore[index, arg-type]
     return found
 
 

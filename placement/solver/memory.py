@@ -118,7 +118,7 @@ class _OneRank(Walk):
         kind = step.target.type
         if action is Action.SPLIT:
             at = mesh.place(self.bound.dims, step.value, kind, step.axes)
-            strides = None if at.segments else block_strides(layout, at.dim, self.alike.size(at.outer), n)
+            strides = None if at.segments or at.zigzag else block_strides(layout, at.dim, self.alike.size(at.outer), n)
             if strides is not None:
                 return Layout(layout.storage, self.shape(step.value, kind), strides)
         made = self.fresh(step.value, kind)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
-from math import prod
+from math import lcm, prod
 
 import sympy
 
@@ -45,21 +45,33 @@ class Edge:
 class Place:
     """Where a value is cut: the dim, the size of what stands before the run in it, and its segments' sizes in ratio.
 
-    Segments are those of what is after ``outer``; there are none where the run lies in no sum.
+    Segments are those of what is after ``outer``; there are none where the run lies in no sum. In ``zigzag`` order a
+    rank has an early and a late chunk.
     """
 
     dim: int
     outer: Size
     segments: tuple[int, ...] = ()
+    zigzag: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether a block lies in one piece."""
+        return self.outer == 1 and not self.segments and not self.zigzag
 
 
 @dataclass(frozen=True, eq=False)
 class Mesh:
-    """Axes in mesh order, outermost first, each with the link between its ranks."""
+    """Axes in mesh order, outermost first, each with the link between its ranks.
+
+    zigzag: the runs of factors that an axis cuts in zigzag order. Every value has one order there, so types say nothing
+    of it.
+    """
 
     axes: tuple[Axis, ...]
     device: Device
     links: tuple[Link, ...]
+    zigzag: frozenset[tuple[int, tuple[object, ...]]] = frozenset()
     _machines: dict[Axes, Machine] = field(default_factory=dict[Axes, Machine], init=False, repr=False)
     _times: dict[tuple[Axes, Action, int], int] = field(
         default_factory=dict[tuple["Axes", Action, int], int], init=False, repr=False
@@ -136,7 +148,21 @@ class Mesh:
             count = int(left(before))
             lengths += [size // count] * count
         times, segments = pattern(lengths) if lengths else (1, ())
-        return Place(found[0], left(found[1]) * times, segments)
+        return Place(found[0], left(found[1]) * times, segments, self.ordered(joint, axes))
+
+    def ordered(self, joint: Joint, axes: Axes) -> bool:
+        """Whether one of ``axes`` cuts a value in zigzag order."""
+        kinds = ((index, joint[index]) for index in axes)
+        return any((index, kind.over) in self.zigzag and not kind.stored for index, kind in kinds)
+
+    def divisor(self, joint: Joint, run: tuple[object, ...]) -> int:
+        """What the size of a run must be a multiple of where a value is of this type."""
+        found = blocks = 1
+        for index, (axis, kind) in enumerate(zip(self.axes, joint, strict=True)):
+            if kind.over == run and not kind.stored:
+                blocks *= axis.n
+                found = lcm(found, 2 * blocks if (index, run) in self.zigzag else blocks)
+        return found
 
     def fits(self, joint: Joint, hints: Mapping[sympy.Symbol, int]) -> bool:
         """Whether all axes can cut a value so together: the same run evenly, other runs apart.
@@ -161,7 +187,7 @@ class Mesh:
             factors = [factor for run in cuts for factor in dict.fromkeys(flattened(run))]  # type: ignore[arg-type]
         if len(set(factors)) < len(factors):
             return False
-        return all(_extent(run, hints) % n == 0 for run, n in cuts.items())
+        return all(_extent(run, hints) % self.divisor(joint, run) == 0 for run in cuts)
 
     def inner(self, joint: Joint, axis: int) -> bool:
         """Whether an axis further in cuts the blocks that this axis makes."""
@@ -174,7 +200,7 @@ class Mesh:
         """Every direct conversion of ``source`` to a type of ``kinds``, which lists those of each axis.
 
         Of axes that cut one run only the innermost converts. A group converts where its axes do the same and
-        something is sent.
+        something is sent: blocks in one order, the ranks'.
         """
         for index, wanted in enumerate(kinds):
             for kind in wanted:
@@ -193,6 +219,8 @@ class Mesh:
                 if own.over and kind.over:
                     continue
                 target = source.replaced(group, kind)
+                if self.ordered(source, group) or self.ordered(target, group):
+                    continue
                 if self._whole(source, group) and self._whole(target, group):
                     yield Edge(group, target, found)
 
@@ -206,13 +234,8 @@ class Mesh:
         """The bytes that a conversion counts: of the value as the other axes leave it."""
         return nbytes // self.parts(source, edge.axes)
 
-    def times(self, edge: Edge, nbytes: int) -> tuple[int, int]:
-        """Picoseconds forward and backward, of ``nbytes`` as ``sent`` gives them."""
-        forward, backward = edge.conversion.forward, edge.conversion.backward
-        return self.collective(edge.axes, forward, nbytes), self.collective(edge.axes, backward, nbytes)
-
     def collective(self, axes: Axes, action: Action, nbytes: int) -> int:
-        """Picoseconds of one action, which a graph asks for again and again."""
+        """Picoseconds of one action, of ``nbytes`` as ``sent`` gives them; a graph asks for it again and again."""
         key = axes, action, nbytes
         if key not in self._times:
             self._times[key] = self.machine(axes).collective(action, nbytes)

@@ -6,11 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import torch
+
 from placement.graph.ir import Graph, Node, Output, Parameter, Value, evaluate
 from placement.rules import JointStrategy
 from placement.solver.bind import Bound
 from placement.solver.mesh import Axes, Mesh
+from placement.solver.overlap import ASYNC, pieces
 from placement.solver.pricing import Sent
+from placement.solver.sums import SUMS, Bucket, buckets
 from placement.types import Action, Conversion, Joint, Kind
 
 
@@ -30,7 +34,10 @@ class Step:
     axis: the name of ``axes``, of several ``dp_tp``. nbytes: of the value as the other axes leave it. consumers: the
     ops and outputs that use the target directly or by further steps. cause: ``file:line`` of the statements it follows
     from. times: picoseconds forward and backward. again: how often what is gathered is gathered once more in the
-    backward. layers: linear layers, all that take the target, which run as one function with the conversion.
+    backward. layers: linear layers, all that take the target, which run as one function with the conversion. product:
+    the linear layer whose terms it sums, if nothing else takes these: it runs as one function with the conversion as
+    well. reduce: the dtype of its sums where a line says it; summed: bytes in the dtype that they are done in. overlap:
+    how the collectives beside layers are cut; rows: of a block, or where none is cut of the whole, what chunks divide.
     """
 
     source: Version
@@ -44,6 +51,26 @@ class Step:
     times: tuple[int, int] = (0, 0)
     again: int = 0
     layers: tuple[Node, ...] = ()
+    product: Node | None = None
+    reduce: torch.dtype | None = None
+    summed: int = 0
+    overlap: str = ASYNC
+    rows: int = 0
+
+    def launches(self, n: int) -> tuple[tuple[str, Action, int, bool], ...]:
+        """(phase, action, bytes, whether it counts as hidden) of what ``n`` ranks launch."""
+        actions = [("forward", self.conversion.forward, False), ("backward", self.conversion.backward, False)]
+        actions += [("backward", self.conversion.forward, bool(self.layers))] * self.again
+        return tuple(
+            (phase, piece, nbytes, hidden)
+            for phase, action, hidden in actions
+            if action.communicates and n > 1
+            for piece, nbytes in pieces(action, n, self.overlap, self.rows, self.sent(action))
+        )
+
+    def sent(self, action: Action) -> int:
+        """The bytes that one of its actions counts."""
+        return self.summed if action in SUMS else self.nbytes
 
     @property
     def value(self) -> Value:
@@ -58,13 +85,17 @@ class Step:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hook:
-    """A parameter used replicated: its gradient is summed over the axes, together."""
+    """A parameter used replicated: its gradient is summed over the axes, together.
+
+    nbytes: in the dtype that the sum is done in. reduce: that dtype where a line says it.
+    """
 
     parameter: Parameter
     axis: str
     axes: Axes
     nbytes: int
     cause: tuple[str, ...] = ()
+    reduce: torch.dtype | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,23 +148,26 @@ class Plan:
         found: list[Launch] = []
         hooked = {hook.parameter.value for hook in self.hooks}
         for step in self.steps:
-            actions = [("forward", step.conversion.forward, False), ("backward", step.conversion.backward, False)]
-            actions += [("backward", step.conversion.forward, bool(step.layers))] * step.again
-            for phase, action, hidden in actions:
-                hook = step.value in hooked and step.sums_gradient
-                if action.communicates and not hook and self.mesh.ranks(step.axes) > 1:
-                    found.append(Launch(step.axis, phase, action, step.nbytes, hidden))
+            if not (step.value in hooked and step.sums_gradient):
+                found += [Launch(step.axis, *launch) for launch in step.launches(self.mesh.ranks(step.axes))]
         inside = [
             one for node in self.graph.nodes for one in self.inside.get(node, ()) if self.mesh.ranks(one.axes) > 1
         ]
         found += [Launch(self.mesh.name(s.axes), s.collective.phase, s.collective.action, s.nbytes) for s in inside]
-        flat: dict[tuple[str, object], int] = {}
-        for hook in self.hooks:
-            if self.mesh.ranks(hook.axes) > 1:
-                key = hook.axis, hook.parameter.value.dtype
-                flat[key] = flat.get(key, 0) + hook.nbytes
-        found += [Launch(axis, "backward", Action.ALL_REDUCE, n) for (axis, _), n in flat.items()]
+        flat = [bucket for bucket in self.buckets() if self.mesh.ranks(bucket.axes) > 1]
+        found += [Launch(bucket.axis, "backward", Action.ALL_REDUCE, bucket.nbytes) for bucket in flat]
         return tuple(found)
+
+    def buckets(self) -> tuple[Bucket, ...]:
+        """The hooks that are reduced at once, in the order in which they are."""
+        order: dict[Node | Output, int] = {node: index for index, node in enumerate(self.graph.nodes)}
+        uses = {(step.value, step.axes): step.consumers for step in self.steps if step.sums_gradient}
+        last = len(order)
+        first_use = {
+            hook: min((order.get(user, last) for user in uses[hook.parameter.value, hook.axes]), default=last)
+            for hook in self.hooks
+        }
+        return buckets(self.hooks, first_use)
 
     def nbytes(self, value: Value) -> int:
         """The full value's bytes at the example's sizes."""

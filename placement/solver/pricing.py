@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
+
+import torch
 
 from placement.graph.ir import Node, Value, evaluate
 from placement.graph.signature import Signature
@@ -27,11 +29,16 @@ Cost = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A launch inside an op: ``nbytes`` as the axes that do not take part leave them."""
+    """A launch inside an op: ``nbytes`` as the axes that do not take part leave them.
+
+    time: picoseconds that the op takes longer for it. reduce: the dtype of a sum where a line says it.
+    """
 
     axes: Axes
     collective: Collective
     nbytes: int
+    time: int
+    reduce: torch.dtype | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,6 +98,25 @@ class Restriction:
     chosen: bool = False
 
 
+def _behind(found: Sequence[Sent], axes: Axes, phase: str, most: int) -> list[Sent]:
+    """What runs behind the op's own work takes time only where that ends first: ``most`` picoseconds are for it.
+
+    An op with a part of its work for each of n ranks does the first before anything must have come: of its work
+    (n - 1) / n is there to run behind of. What is left is shared among the launches alike.
+    """
+    own = [s.axes == axes and s.collective.phase == phase and s.collective.behind for s in found]
+    total, count = sum(s.time for s, mine in zip(found, own, strict=True) if mine), sum(own)
+    left, index = max(0, total - most), 0
+    made: list[Sent] = []
+    for sent, mine in zip(found, own, strict=True):
+        if mine:
+            made.append(replace(sent, time=left * (index + 1) // count - left * index // count))
+            index += 1
+        else:
+            made.append(sent)
+    return made
+
+
 def counted(time: int) -> int:
     """Picoseconds that the solver can count to. Raises Excessive."""
     if time > LIMIT:
@@ -130,7 +156,8 @@ class Prices:
             tuple((kind.kind, kind.stored, runs.setdefault(kind.over, len(runs))) for kind in joint) for joint in joints
         )
         wanted = tuple(ids[joint] for joint in asked)
-        key = (self.nbytes(value), value.requires_grad, restriction, shape, wanted, self.likeness_of(value))
+        sums = self.forms.sums.likeness(value)
+        key = (self.nbytes(value), sums, value.requires_grad, restriction, shape, wanted, self.likeness_of(value))
         known = self._ways.get(key)
         if known is None:
             edges: dict[tuple[int, int], Edge] = {}
@@ -181,20 +208,24 @@ class Prices:
         if hook and source.replaced(edge.axes, R) == edge.target:
             actions = actions[:1]
         actions += [edge.conversion.forward] * self.again(edge, source, restriction)
-        return counted(sum(self.times(edge, source, sent, restriction))), 0, sum(map(machine.launches, actions))
+        times = self.times(value, edge, source, sent, restriction)
+        return counted(sum(times)), 0, sum(map(machine.launches, actions))
 
     @staticmethod
     def again(edge: Edge, source: Joint, restriction: Restriction) -> int:
         """How often what the conversion gathers is gathered again in the backward."""
         return restriction.again if source[edge.axes[0]].stored else 0
 
-    def times(self, edge: Edge, source: Joint, nbytes: int, restriction: Restriction) -> tuple[int, int]:
+    def times(self, value: Value, edge: Edge, source: Joint, nbytes: int, restriction: Restriction) -> tuple[int, int]:
         """Picoseconds forward and backward. All hooks are one flat launch: only their bytes count."""
-        hook = restriction.hook
-        forward, backward = self.mesh.times(edge, nbytes)
+        hook, made = restriction.hook, edge.conversion
+        forward, backward = (
+            self.mesh.collective(edge.axes, action, self.forms.sums.sent(value, made.source, action, nbytes))
+            for action in (made.forward, made.backward)
+        )
         backward += forward * self.again(edge, source, restriction)
         if hook and edge.conversion.source is Kind.I:
-            backward -= self.mesh.times(edge, 0)[1]
+            backward -= self.mesh.collective(edge.axes, made.backward, 0)
         return forward, backward
 
     # -- ops ----------------------------------------------------------------------------------------
@@ -206,8 +237,8 @@ class Prices:
     def op(self, node: Node, strategy: JointStrategy) -> tuple[Cost, tuple[int, int]]:
         """The price of an op with the collectives inside it, and of its work alone forward and backward."""
         work = self.work(node, strategy)
-        inside = self.inside(strategy)
-        sent = sum(self.mesh.machine(s.axes).collective(s.collective.action, s.nbytes) for s in inside)
+        inside = self.inside(node, strategy, work)
+        sent = sum(s.time for s in inside)
         launches = sum(self.mesh.machine(s.axes).launches(s.collective.action) for s in inside)
         return (counted(sum(work) + sent), self.keeping.nbytes(node, strategy), launches), work
 
@@ -216,10 +247,10 @@ class Prices:
         return self.work_of(node, [self.dims(node, part) for part in strategy.parts])
 
     def dims(self, node: Node, strategy: Strategy) -> tuple[int, ...]:
-        """The dim in which one axis cuts each operand and result, -1 where it does not."""
+        """The dim in which one axis cuts each operand and result that a rank works with, -1 where it does not."""
         sides = [*zip(node.operands, strategy.operands, strict=True), *zip(node.results, strategy.results, strict=True)]
         places = (self.bound.dims.locate(v, kind.over) if kind.over else None for v, kind in sides)  # type: ignore[arg-type]
-        return tuple(-1 if place is None else place[0] for place in places)
+        return tuple(-1 if p is None or i in strategy.met else p[0] for i, p in enumerate(places))
 
     def work_of(self, node: Node, cuts: Sequence[tuple[int, ...]]) -> tuple[int, int]:
         """The work where each axis cuts operands and results in these dims; alike ops are asked about once."""
@@ -248,13 +279,20 @@ class Prices:
             backward = self.machine.compute(flops * grads, traffic, dtype)
         return forward, backward
 
-    def inside(self, strategy: JointStrategy) -> list[Sent]:
-        """The launches inside an op."""
+    def inside(self, node: Node, strategy: JointStrategy, work: tuple[int, int]) -> list[Sent]:
+        """The launches inside an op whose own work takes so long forward and backward."""
         found: list[Sent] = []
+        sums = self.forms.sums
         for axes in strategy.groups().values():
+            n = self.mesh.ranks(axes)
             for one in strategy.parts[axes[0]].collectives:
                 parts = 1 if one.like is None else self.mesh.parts(strategy.operands[one.like], axes)
-                found.append(Sent(axes, one, one.nbytes // parts))
+                reduce = sums.inside(node, one)
+                nbytes = sums.sent_inside(node, one, one.nbytes // parts)
+                time = self.mesh.collective(axes, one.action, nbytes)
+                found += [Sent(axes, one, nbytes, time, reduce)] * one.times(n)
+            for phase, own in zip(("forward", "backward"), work, strict=True):
+                found = _behind(found, axes, phase, own * (n - 1) // n)
         return found
 
     def _flops(self, node: Node, parts: Sequence[Mapping[int, int]]) -> int:

@@ -215,7 +215,8 @@ class Walk:
         """How the results lie in memory."""
         strategy = self._strategy(node)
         if strategy is not None and strategy.code is not None:
-            return tuple(Made(contiguous(shape), -1) for shape in shapes)
+            order = LAYOUTS.get(f"{schema_name(node.op)[1]} by {strategy.implementation}")
+            return tuple(Made(_ordered(shape, order) if order else contiguous(shape), -1) for shape in shapes)
         return self.laying.made(node, [layout[1:] for layout in operands], shapes)
 
     # -- what is kept ---------------------------------------------------------------------------

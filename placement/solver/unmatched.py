@@ -8,10 +8,10 @@ from placement.graph.ir import Graph
 from placement.lang.diagnostics import Diagnostics, near
 from placement.lang.patterns import compile_pattern, expand
 from placement.lang.source import Span
-from placement.lang.spec import ExpectLine, LowerLine, ParamLine, Pattern, Spec, ValueLine
+from placement.lang.spec import ExpectLine, LowerLine, ParamLine, Pattern, Spec, StrategyLine, ValueLine
 from placement.solver.nearest import nearest, nearest_path
 
-_Line = ParamLine | ValueLine | LowerLine | ExpectLine
+_Line = ParamLine | ValueLine | StrategyLine | LowerLine | ExpectLine
 _MOST = 8  # names to list
 
 
@@ -20,7 +20,7 @@ def unmatched_lines(graph: Graph, spec: Spec, found: Diagnostics) -> list[_Line]
 
     Where no line of a block matches because of the block's own path, that path is at fault, once.
     """
-    return _Check(graph, found).run((*spec.params, *spec.values, *spec.lowers, *spec.expects))
+    return _Check(graph, found).run((*spec.params, *spec.values, *spec.strategies, *spec.lowers, *spec.expects))
 
 
 class _Check:

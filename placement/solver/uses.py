@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from placement.graph.ir import Node, Value
 from placement.graph.signature import Signature
-from placement.rules import Strategy, lookup, strategies
+from placement.rules import Strategy, lookup, runs_as, strategies
 from placement.solver.pricing import Restriction
 from placement.types import I, P, R, Type
 
@@ -57,10 +57,15 @@ class Uses:
             tuple(own and frozenset(kinds(node, own[axis])) for own in fixed),
             tuple(own and kinds(node, own) for own in placed),
             tuple(number for factor, number in numbers.items() if factor in self._divided[axis]),
+            tuple(frozenset(map(numbers.get, self.bound.contexts[axis].repeated(value))) for value in node.operands),
+            way.name if (way := self.bound.ways.get((node, axis))) else None,
         )
 
     def _offered(self, node: Node, axis: int) -> list[Strategy]:
         found = [s for s in strategies(node, self.bound.contexts[axis]) if self._accepts(node, s, axis)]
+        way = self.bound.ways.get((node, axis))
+        if way is not None:
+            found = [s for s in found if runs_as(way, node, s, self.bound.contexts[axis])]
         for position, result in enumerate(node.results):
             found = self._within_pin(result, found, position, axis)
         return found

@@ -180,7 +180,7 @@ def emitted(task: Task, device_type: str) -> Emitted:
             terms = {name: "P" for name, kind in zip(names, version.type, strict=True) if kind.kind is Kind.P}
             cuts = printer.cuts(version.value, version.type).items()
             picks[inner.call] = index
-            made = {names[i]: Cut(c.dim, evaluate(c.outer, {**hints, **inside}), c.segments) for i, c in cuts}
+            made = {names[i]: Cut(c.dim, evaluate(c.outer, {**hints, **inside}), c.segments, c.zigzag) for i, c in cuts}
             layouts[inner.call] = {**terms, **made}
             lengths[inner.call] = {**own_lengths(plan.graph, plan.bound.dims, version.value), **own}
             break

@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import placement
@@ -122,10 +123,103 @@ def test_C22_every_reduction_obeys(placed: str, dtype: torch.dtype | None, expec
     assert given["z"].grad.unique().tolist() == [expected]  # up: the backward of I -> R
     assert program.full_gradients()["scale.weight"].unique().tolist() == [expected]  # a hook
     said = Counter((x.phase, x.action.value, x.nbytes) for x in program.plan.launches())
-    sums = ("all_reduce", "reduce_scatter")
-    wider = 2 if dtype is torch.float32 else 1
-    got = Counter((e.phase, e.kind, e.bytes) for e in log if e.kind in sums)
-    assert got == Counter({(p, a, b * wider): count for (p, a, b), count in said.items() if a in sums})
+    assert Counter((e.phase, e.kind, e.bytes) for e in log) == said
+
+
+FLOAT32, BFLOAT16 = IN_FLOAT32, IN_BFLOAT16
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("lower ** : reduce = float32", (FLOAT32, FLOAT32, FLOAT32)),
+        ("lower down : reduce = float32", (FLOAT32, BFLOAT16, BFLOAT16)),
+        ("lower up : reduce = float32", (BFLOAT16, FLOAT32, BFLOAT16)),
+        ("lower scale : reduce = float32", (BFLOAT16, BFLOAT16, FLOAT32)),
+    ],
+    ids=["all", "forward", "backward", "hook"],
+)
+def test_C22_by_module(lines: str, expected: tuple[float, float, float]) -> None:
+    """A line for a module holds for sums of what it makes, of gradients that it gives, and of its parameters' ones."""
+    model = Sums().bfloat16()
+    ones = torch.ones(1, 4, 4, dtype=torch.bfloat16)
+    given = {"x": TERMS[None, :, None].expand(1, 4, 4).bfloat16(), "y": ones, "z": ones.clone().requires_grad_()}
+    spec = SUMS.replace("PLACEMENT", "Shard(seq)") + lines
+    program = placement.compile(model, rt.simulate(tp=4), spec, example=given)
+    with rt.record() as log:
+        out = program(**given)
+        out["loss"].backward()
+    found = out["out"], given["z"].grad, program.full_gradients()["scale.weight"]
+    assert [x.unique().tolist() for x in found] == [[one] for one in expected]
+    said = Counter((x.phase, x.action.value, x.nbytes) for x in program.plan.launches())
+    assert Counter((e.phase, e.kind, e.bytes) for e in log) == said
+    assert ("its gradient" in program.explain()) is (expected[0] == FLOAT32)  # a scatter and a gather of unlike sizes
+    assert "'tp_float32': ('tp', torch.float32)" in program.source
+
+
+class Within(nn.Module):
+    """Sums inside ops: statistics of a norm, and a loss over classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head = nn.LayerNorm(4), nn.Linear(4, 2048, bias=False)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), labels.flatten())
+
+
+WITHIN = """
+mesh tp
+input x : [batch, seq, hidden]
+input labels : [batch, seq]
+param norm.{weight,bias} : Shard(0)
+param head.weight : Shard(out)
+lower ** : reduce = DTYPE
+"""
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_C22_inside_ops(dtype: str) -> None:
+    given = {"x": torch.randn(1, 64, 4, requires_grad=True), "labels": torch.randint(2048, (1, 64))}
+    program = placement.compile(Within(), rt.simulate(tp=2), WITHIN.replace("DTYPE", dtype), example=given)
+    with rt.record() as log:
+        program(**given).backward()
+    said = Counter((x.phase, x.action.value, x.nbytes) for x in program.plan.launches())
+    assert Counter((e.phase, e.kind, e.bytes) for e in log) == said
+    size = getattr(torch, dtype).itemsize
+    # A number for each token in the mean and the variance, each way; the maximum, as it is; two numbers in the loss.
+    sums = (
+        [("forward", 64 * size)] * 2 + [("backward", 64 * size)] * 2 + [("forward", 64 * 4), ("forward", 2 * 64 * size)]
+    )
+    reduced = Counter((phase, nbytes) for phase, action, nbytes in said.elements() if action == "all_reduce")
+    assert all(reduced[one] == count for one, count in Counter(sums).items())
+    assert f", self.tp_{dtype}, 1, self.weight, self.bias" in program.source
+
+
+class TiedTables(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(4, 4), nn.Linear(4, 4, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.embed(ids))
+
+
+def test_a_tied_parameter_has_one_dtype_of_sums() -> None:
+    lines = (
+        "mesh tp\ninput ids : [batch, seq], Shard(seq)\noutput output : Shard(seq)\nlower embed : reduce = float32\n"
+    )
+    given = {"ids": torch.zeros(1, 2, dtype=torch.long)}
+    plan = placement.plan(TiedTables(), {"tp": 2}, lines, example=given)
+    assert [hook.reduce for hook in plan.hooks] == [torch.float32]
+    plan = placement.plan(TiedTables(), {"tp": 2}, lines.replace("embed", "head"), example=given)
+    assert [hook.reduce for hook in plan.hooks] == [torch.float32]
+    with pytest.raises(placement.PlacementError) as caught:
+        placement.plan(TiedTables(), {"tp": 2}, lines + "lower head : reduce = float64\n", example=given)
+    (fault,) = caught.value.diagnostics
+    assert (fault.code, fault.line) == ("PLC304", 5)
+    assert "'embed.weight' and 'head.weight' are one parameter" in fault.notes[0]
 
 
 # -- C23 -------------------------------------------------------------------------------------------

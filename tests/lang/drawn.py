@@ -32,7 +32,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "COLLECTIVE": ("all_gather", "reduce_scatter", "all_reduce", "all_to_all"),
     "DIRECTION": ("forward", "backward"),
     "COMPARISON": ("<=", "<", "==", ">=", ">"),
-    "SETTING": ("ring", "again", "float32", "kept", "none"),
+    "SETTING": ("ring", "again", "float32", "kept", "none", "chunks(4)"),
     "QUANTITY": ("2", "0", "12", "60 GB", "1.5GB", "512  MiB"),
     "DTYPE": ("float32", "float32", "bfloat16", "float64", "float8_e4m3fn"),
     "device/QUANTITY": ("400 TFLOP/s", "60TFLOP/s", "1.5  PFLOP/s", "2 TB/s", "96GB", "141  GB"),

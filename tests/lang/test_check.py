@@ -84,6 +84,8 @@ CASES = [
     ("lower a : overlap = ring\nlower a : overlap = none", [("PLC304", 2, 21)]),
     ("lower a : overlap = ring, overlap = none", [("PLC112", 1, 27)]),
     ("lower a : overlap = 2, speed = ring", [("PLC115", 1, 21), ("PLC115", 1, 24)]),
+    ("lower a : overlap = chunks\nlower b : overlap = chunks(2)", []),
+    ("lower a : overlap = ring(2)\nlower b : overlap = chunks(1)", [("PLC115", 1, 21), ("PLC115", 2, 21)]),
     (HEAD + "expect a : all_gather <= 2\nexpect a : all_gather <= 2", [("PLC119", 3, 1)]),
     # dims
     ("input a : [x, y, x, x]", [("PLC118", 1, 18), ("PLC118", 1, 21)]),

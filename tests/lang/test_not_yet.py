@@ -12,9 +12,6 @@ HEAD = "mesh tp = 4\ninput x : [batch, seq]\n"
 
 CASES = [
     ("input y : auto", "PLC206", "an input left to the solver is not supported yet", "auto"),
-    ("value a : Shard(seq, zigzag)", "PLC206", "the zigzag order is not supported yet", "Shard(seq, zigzag)"),
-    ("strategy a : ring @ tp", "PLC303", "choosing the implementation 'ring' is not supported yet", "ring"),
-    ("lower a : overlap = ring", "PLC303", "setting 'overlap = ring' is not supported yet", "overlap = ring"),
 ]
 
 
@@ -34,7 +31,7 @@ def test_what_is_missing_is_named(line, code, message, covered):
 
 def test_what_is_supported_is_not_refused():
     text = "mesh dp\nparam a : Shard(0) @ tp, stored Shard(0) @ dp\nparam c : auto\nvalue b : auto @ tp\n"
-    text += "output o : auto @ tp, Partial @ tp\ndevice h100\n"
+    text += "value d : Shard(seq, zigzag) @ tp\noutput o : auto @ tp, Partial @ tp\ndevice h100\n"
     assert refused(HEAD + text + "limit memory 60 GB\nexpect a : all_gather <= 2") == ()
 
 
@@ -42,13 +39,12 @@ def test_all_at_once_at_binding_and_none_by_the_check():
     import placement
     from examples.mlp.model import build
 
-    text = "mesh tp = 2\ninput x, target : [batch, seq, width]\n"
-    text += "lower blocks.* : reduce = float32\nstrategy blocks.* : ring\n"
+    text = "mesh tp = 2\ninput x : [batch, seq, width], auto\ninput target : [batch, seq, width], auto\n"
     assert check(parse(text)) == ()
     model, example = build()
     with pytest.raises(PlacementError) as caught:
         placement.plan(model, {"tp": 2}, parse(text), example=example)
-    assert [(d.code, d.line) for d in caught.value.diagnostics] == [("PLC303", 3), ("PLC303", 4)]
+    assert [(d.code, d.line) for d in caught.value.diagnostics] == [("PLC206", 2), ("PLC206", 3)]
 
 
 def test_a_link_of_ones_own_is_priced():

@@ -21,6 +21,7 @@ from placement import runtime as rt
 from placement.graph.capture import capture
 from placement.graph.ir import Graph
 from placement.report import to_json
+from placement.solver import sums
 from placement.solver.plan import Plan
 from tests.runtime.worlds import Pool
 
@@ -38,11 +39,11 @@ def _captured(example: str) -> tuple[nn.Module, dict[str, Tensor], Graph]:
     return model, inputs, capture(model, inputs, dims)
 
 
-def counted(mesh: Any, path: Path) -> tuple[Plan, Counts]:
-    """The plan of a spec of an example, and what one step of training communicates."""
+def counted(mesh: Any, path: Path, spec: Any = None) -> tuple[Plan, Counts]:
+    """The plan of a spec of an example (or of ``spec``), and what one step of training communicates."""
     model, inputs, graph = _captured(path.parent.name)
     with mock.patch.object(api, "capture", return_value=graph):  # one graph for all meshes and specs
-        program = placement.compile(model, mesh, path, example=inputs)
+        program = placement.compile(model, mesh, spec or path, example=inputs)
     with rt.record() as log:
         program(**inputs)["loss"].backward()
     return program.plan, dict(Counter((e.phase, e.kind, e.axis, e.bytes) for e in log))
@@ -71,6 +72,31 @@ def test_execution_agrees_with_explanation(path: Path, n: int) -> None:
     assert counts
     assert counts == said(plan)
     assert totals(counts, axes) == json.loads(to_json(plan))["totals"]
+
+
+SUMS = """
+lower ** : reduce = float64
+"""
+INNER = """
+lower model.layers.*            : reduce = float64
+lower model.layers.*.input_layernorm : reduce = bfloat16
+"""
+
+
+@pytest.mark.parametrize("lines", ["", SUMS, INNER], ids=["own dtype", "float64", "by module"])
+def test_buckets_and_dtypes_of_sums_are_counted(lines: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients in several buckets, and sums in the dtype that a line asks for: both ways, hooks, inside ops."""
+    monkeypatch.setattr(sums, "BUCKET", 600)
+    path = FOLDER / "qwen3" / "qwen3.plc"
+    spec = placement.load(path)
+    spec = placement.parse(f"{path.read_text()}{lines}", path.name) if lines else spec
+    plan, counts = counted(rt.simulate(tp=2), path, spec)
+    assert counts == said(plan)
+    assert totals(counts, ("tp",)) == json.loads(to_json(plan))["totals"]
+    hooked = [bucket.nbytes for bucket in plan.buckets()]
+    assert len(hooked) > 3
+    wide = sum(hook.nbytes for hook in plan.hooks) / sum(map(plan.nbytes, (h.parameter.value for h in plan.hooks)))
+    assert wide == 1 if not lines else wide == 2 if lines == SUMS else 1 < wide < 2
 
 
 def test_nothing_is_sent_on_one_rank() -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from placement.graph.rows import LINEAR
+
 aten = torch.ops.aten
 DOUBLE = torch.float64
 
@@ -173,6 +175,8 @@ sample(aten.glu.default, lambda n: (x(2 * n, 3 * n), 0), least=4)
 sample(aten.linear.default, lambda n: (x(2, n, 3 * n), x(5 * n, 3 * n)), least=7)
 sample(aten.linear.default, lambda n: (x(3 * n), x(5 * n, 3 * n)), least=6)
 sample(aten.linear.default, lambda n: (x(2, n, 3 * n), x(5 * n, 3 * n), x(5 * n)), least=6)
+sample(LINEAR, lambda n: (x(2, n, 3 * n), x(3 * n, 5 * n)), least=7)
+sample(LINEAR, lambda n: (x(2, n, 3 * n), x(3 * n, 5 * n), x(5 * n)), least=6)
 sample(aten.mm.default, lambda n: (x(n, 3 * n), x(3 * n, 5 * n)), least=7)
 sample(aten.mm.default, lambda n: twice(x(3 * n, 3 * n)), least=4)  # one factor in both dims
 sample(aten.bmm.default, lambda n: (x(n, 5, 3 * n), x(n, 3 * n, 5 * n)), least=7)

@@ -26,6 +26,7 @@ def emitted(call: Call) -> Sequence[Sequence[torch.Tensor]]:
         strategies={call.node: joint_strategy(call.node, (call.strategy,))},
         bound=SimpleNamespace(dims=call.context.dims),
         mesh=one_axis(n),
+        inside={},
     )
     text = Printer(plan).op(call.node, lambda index: f"x{index}", 0)
     code = compile(text, f"<{call.node.op}>", "eval")

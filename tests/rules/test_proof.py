@@ -220,6 +220,8 @@ def test_programs_hold(name: str) -> None:
         proof = prove(function, *args, n=n, execute=emitted).require()
         cut = [f for f in proof.findings if any(kind.over for kind in (*f.strategy.operands, *f.strategy.results))]
         assert len(cut) >= 8, str(proof)
+        attended = {f.strategy.implementation for f in cut if f.op.startswith("aten.scaled_dot_product")}
+        assert not attended or "ring" in attended
 
 
 def test_shards_behind_other_factors_are_proven() -> None:

@@ -38,16 +38,17 @@ def cases(n: int) -> list[Case]:
     places: list[tuple[int, int, tuple[int, ...], tuple[int, ...]]] = [
         (dim, outer, (), shape) for dim, outer, shape in _places(n)
     ]
-    for dim, outer, segments, shape in [*places, (1, 2, (2, 1), (2, 6 * n)), (0, 1, (1, 3, 2), (6 * n, 2))]:
-        shard = Shard(dim, outer, segments)
-        at = f"dim {dim} outer {outer} {segments or ''} of {shape}"
+    zigzag = [(1, 1, (), (2, 4 * n, 3)), (0, 1, (), (2 * n,)), (-1, 2, (1, 2), (2, 12 * n))]
+    for dim, outer, segments, shape in [*places, (1, 2, (2, 1), (2, 6 * n)), (0, 1, (1, 3, 2), (6 * n, 2)), *zigzag]:
+        shard = Shard(dim, outer, segments, zigzag=(dim, outer, segments, shape) in zigzag)
+        at = f"dim {dim} outer {outer} {segments or ''}{'zigzag' * shard.zigzag} of {shape}"
         found += [
-            Case(f"all_gather to R, {at}", _with(rt.all_gather, dim, outer, segments, to="R"), shard, "R", shape),
-            Case(f"all_gather to I, {at}", _with(rt.all_gather, dim, outer, segments, to="I"), shard, "I", shape),
-            Case(f"reduce_scatter, {at}", _with(rt.reduce_scatter, dim, outer, segments), "P", shard, shape),
-            Case(f"split of I, {at}", _with(rt.split, dim, outer, segments, of="I"), "I", shard, shape),
-            Case(f"split of R, {at}", _with(rt.split, dim, outer, segments, of="R"), "R", shard, shape),
-            Case(f"pad, {at}", _with(rt.pad, dim, outer, segments), shard, "P", shape),
+            Case(f"all_gather to R, {at}", _with(rt.all_gather, shard, to="R"), shard, "R", shape),
+            Case(f"all_gather to I, {at}", _with(rt.all_gather, shard, to="I"), shard, "I", shape),
+            Case(f"reduce_scatter, {at}", _with(rt.reduce_scatter, shard), "P", shard, shape),
+            Case(f"split of I, {at}", _with(rt.split, shard, of="I"), "I", shard, shape),
+            Case(f"split of R, {at}", _with(rt.split, shard, of="R"), "R", shard, shape),
+            Case(f"pad, {at}", _with(rt.pad, shard), shard, "P", shape),
         ]
     moves: list[tuple[Shard, Shard, tuple[int, ...]]] = [
         (Shard(0), Shard(1), (n, 2 * n, 3)),
@@ -62,9 +63,13 @@ def cases(n: int) -> list[Case]:
         # two factors of every segment: (a, b) in the one and (a, 2, b) in the other, with a = b = n
         (Shard(0, 1, (1, 2)), Shard(0, 3 * n), (3 * n * n, 2)),
         (Shard(1, 3 * n), Shard(1, 1, (1, 2)), (2, 3 * n * n)),
+        (Shard(1, zigzag=True), Shard(2), (2, 2 * n, n)),
+        (Shard(2), Shard(1, 3, zigzag=True), (2, 6 * n, n)),
+        (Shard(0, zigzag=True), Shard(0, n), (2 * n * n, 2)),
     ]
     for one, other, shape in moves:
-        name = f"all_to_all ({one.dim}, {one.outer}{one.segments or ''}) to ({other.dim}, {other.outer}"
+        name = f"all_to_all{' zigzag' * (one.zigzag or other.zigzag)} ({one.dim}, {one.outer}{one.segments or ''}) to "
+        name += f"({other.dim}, {other.outer}"
         found.append(Case(f"{name}{other.segments or ''}) of {shape}", _swap(one, other), one, other, shape))
     return found
 
@@ -76,13 +81,22 @@ def _places(n: int) -> list[tuple[int, int, tuple[int, ...]]]:
     ]  # fmt: skip
 
 
-def _with(function: Callable[..., Tensor], dim: int, outer: int, segments: tuple[int, ...], **kwargs: str) -> Convert:
-    return lambda x, axis: function(x, axis, dim, outer, segments, **kwargs)
+def _with(function: Callable[..., Tensor], at: Shard, **kwargs: str) -> Convert:
+    return lambda x, axis: function(x, axis, at.dim, at.outer, at.segments, zigzag=at.zigzag, **kwargs)
 
 
 def _swap(one: Shard, other: Shard) -> Convert:
     return lambda x, axis: rt.all_to_all(
-        x, axis, one.dim, other.dim, one.outer, other.outer, one.segments, other.segments
+        x,
+        axis,
+        one.dim,
+        other.dim,
+        one.outer,
+        other.outer,
+        one.segments,
+        other.segments,
+        zigzag=one.zigzag,
+        to_zigzag=other.zigzag,
     )
 
 

@@ -80,7 +80,7 @@ class Net(rt.Program):
         "extra": (("batch", "seq", HIDDEN), None, "float"),
     }
     outputs = {"loss": None, "logits": None, "act": rt.Cut(2)}
-    hooks = {"tp": ("norm.weight", "mlp.scale", "mlp.bias", "unused")}
+    hooks = {"tp": (("norm.weight", "mlp.scale", "mlp.bias", "unused"),)}
 
     def forward(self, input_ids: Tensor, labels: Tensor, extra: Tensor | None = None) -> Any:
         h = F.embedding(input_ids, self.embed.weight)

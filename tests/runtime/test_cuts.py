@@ -19,17 +19,18 @@ def cut_tensors(draw: st.DrawFn) -> tuple[torch.Tensor, rt.Cut, int]:
     segments = tuple(draw(st.lists(st.integers(1, 3), max_size=3)))
     shape = draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
     dim = draw(st.integers(-len(shape), len(shape) - 1))
-    shape[dim] = outer * n * rest * (sum(segments) or 1)
+    zigzag = draw(st.booleans())
+    shape[dim] = outer * n * rest * (sum(segments) or 1) * (2 if zigzag else 1)
     x = torch.arange(float(torch.Size(shape).numel())).reshape(shape)
     if draw(st.booleans()):
         x = x.flip(0).movedim(0, -1).contiguous().movedim(-1, 0)
-    return x, rt.Cut(dim, outer, segments), n
+    return x, rt.Cut(dim, outer, segments, zigzag), n
 
 
 @given(cut_tensors())
 def test_against_the_reference(case: tuple[torch.Tensor, rt.Cut, int]) -> None:
     x, cut, n = case
-    shard = Shard(cut.dim, cut.outer, cut.segments)
+    shard = Shard(cut.dim, cut.outer, cut.segments, cut.zigzag)
     expected = to_ranks(x, shard, n)
     own = [block(x, cut, n, rank) for rank in range(n)]
     for rank, (got, want) in enumerate(zip(own, expected, strict=True)):
@@ -51,7 +52,13 @@ def test_against_the_reference(case: tuple[torch.Tensor, rt.Cut, int]) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "cut", "n"),
-    [((5,), rt.Cut(0), 2), ((2, 6), rt.Cut(1, 2), 2), ((6,), rt.Cut(0, 3), 4), ((12,), rt.Cut(0, segments=(2, 1)), 3)],
+    [
+        ((5,), rt.Cut(0), 2),
+        ((2, 6), rt.Cut(1, 2), 2),
+        ((6,), rt.Cut(0, 3), 4),
+        ((12,), rt.Cut(0, segments=(2, 1)), 3),
+        ((2, 6), rt.Cut(1, zigzag=True), 2),
+    ],
 )
 def test_what_cannot_be_cut(shape: tuple[int, ...], cut: rt.Cut, n: int) -> None:
     for attempt in (
@@ -74,3 +81,6 @@ def test_outer_that_a_block_lacks() -> None:
     with pytest.raises(rt.SizeError, match="1 equal parts of segments 2 : 1 of dim 0"):
         joined(torch.ones(2, 4), rt.Cut(0, 1, (2, 1)))
     assert repr(rt.Cut(0, 1, (2, 1))) == "Cut(dim=0, outer=1, segments=(2, 1))"
+    with pytest.raises(rt.SizeError, match="of two chunks of dim 0"):
+        joined(torch.ones(2, 3), rt.Cut(0, zigzag=True))
+    assert repr(rt.Cut(0, zigzag=True)) == "Cut(dim=0, outer=1, zigzag=True)"

@@ -72,7 +72,7 @@ def convert_both() -> list[tuple[str, Tensor, Tensor, Tensor, Tensor]]:
     found = []
     for case in cases(axis.size):
         shards = [t for t in (case.source, case.target) if isinstance(t, Shard)]
-        if any(shard.outer != 1 or shard.segments for shard in shards) or 0 in case.shape:
+        if any(shard.outer != 1 or shard.segments or shard.zigzag for shard in shards) or 0 in case.shape:
             continue  # spmd_types knows whole dims only
         _, parts, _, cotangents = values(case, axis.size)
         ours, other = (parts[axis.rank].clone().requires_grad_() for _ in range(2))

@@ -5,7 +5,10 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from placement import runtime as rt
 from tests.gloo import GlooPool
-from tests.runtime.programs import BATCH, HIDDEN, SEQ, assert_same, batch, gradients
+from tests.runtime.programs import BATCH, HIDDEN, SEQ, Net, assert_same, batch, gradients
 from tests.runtime.worlds import Pool, assert_replicas_equal, in_worlds, pair, run, whole
 
 
@@ -67,6 +70,100 @@ def casts(mesh: Any, n: int) -> None:
 def test_casts_and_optimizers_keep_the_reduction(world: str, n: int, gloo: Pool) -> None:
     """C02."""
     run(casts, world, n, gloo)
+
+
+# What each bucket's sum comes before in the backward, in which the loss reaches the last first.
+IN_ORDER = (("mlp.bias",), ("mlp.scale",), ("norm.weight", "unused"))
+TOO_LATE = (("norm.weight", "unused"), ("mlp.bias", "mlp.scale"))
+EARLY = ["all_reduce 64", "all_gather", "all_reduce 48", "reduce_scatter", "all_reduce 64", "all_gather"]
+HELD_BACK = ["all_gather", "reduce_scatter", "all_reduce 64", "all_reduce 112", "all_gather"]
+
+
+@contextmanager
+def in_buckets(names: tuple[tuple[str, ...], ...]) -> Iterator[list[tuple[str, Any]]]:
+    """Programs made in here have these buckets; what is started for later and what is waited for is listed."""
+    seen: list[tuple[str, Any]] = []
+    start, finish = rt.Axis.start, rt.Axis.finish
+
+    def started(axis: rt.Axis, step: rt.Step, xs: Any, *, own: bool = False, later: bool = True) -> Any:
+        pending = start(axis, step, xs, own=own, later=later)
+        if later and step == rt.ALL_REDUCE:
+            seen.append(("start", pending))
+        return pending
+
+    def finished(axis: rt.Axis, pending: Any) -> Any:
+        seen.append(("wait", pending))
+        return finish(axis, pending)
+
+    with (
+        mock.patch.object(Net, "hooks", {"tp": names}),
+        mock.patch.object(rt.Axis, "start", started),
+        mock.patch.object(rt.Axis, "finish", finished),
+    ):
+        yield seen
+
+
+def bucketed(mesh: Any, n: int, names: tuple[tuple[str, ...], ...], order: list[str]) -> None:
+    with in_buckets(names) as seen:
+        model, program = pair(mesh, n)
+        want = backward(model, **batch())
+        out = program(**batch())
+        seen.clear()
+        with rt.record() as log:
+            out.loss.backward()
+        assert_same({"loss": whole(out)["loss"]}, {"loss": want["loss"]})
+        assert_same(program.full_gradients(), gradients(model))
+        shown = [f"{e.kind} {e.bytes}" if e.kind == "all_reduce" else e.kind for e in log]
+        if isinstance(program, rt.Simulated):  # ranks' threads have backwards of one graph, in no order of their own
+            shown, order = ([one for one in of if "all_reduce" in one] for of in (shown, order))
+        assert shown == order
+        sums = [id(sum_) for what, sum_ in seen if what == "start"]
+        assert len(sums) == len(names)
+        assert [id(one) for what, one in seen if what == "wait" and id(one) in sums] == sums  # once each, in order
+        # Whatever the user does, as with one bucket.
+        for body in (kept, unfinished, zeroed, functional, waits_for_grad, graphs):
+            body(mesh, n)
+
+
+@in_worlds
+@pytest.mark.parametrize(("names", "order"), [(IN_ORDER, EARLY), (TOO_LATE, HELD_BACK)], ids=["early", "held back"])
+def test_buckets_leave_when_they_are_complete(world: str, n: int, gloo: Pool, names: Any, order: Any) -> None:
+    """A sum starts behind the rest of the backward, in the order of the list, and is waited for once."""
+    run(bucketed, world, n, gloo, names, order)
+
+
+def test_what_waits_joins_a_backward_that_reaches_no_part_of_its_bucket() -> None:
+    with in_buckets(IN_ORDER):
+        model, program = pair(rt.simulate(tp=2), 2)
+        with program.no_sync():
+            backward(program, **batch(1))
+        program(**batch(2)).act.square().mean().backward()  # not from mlp.bias
+        backward(model, **batch(1))
+        model(**batch(2))["act"].square().mean().backward()
+        assert program.waiting() == []
+        assert_same(program.full_gradients(), gradients(model))
+
+
+def second(mesh: Any, n: int) -> None:
+    """Gradients of gradients: autograd follows through the sums."""
+    with in_buckets(IN_ORDER):
+        model, program = pair(mesh, n)
+        names = ("norm.weight", "mlp.bias")
+        grads = torch.autograd.grad(
+            model(**batch())["loss"], [model.get_parameter(m) for m in names], create_graph=True
+        )
+        sum(grad.pow(3).sum() for grad in grads).backward()
+        ranks = program.programs if isinstance(program, rt.Simulated) else [program]
+        leaves = [rank.get_parameter(m) for rank in ranks for m in names]
+        grads = torch.autograd.grad(program(**batch()).loss, leaves, create_graph=True)
+        sum(grad.pow(3).sum() for grad in grads).backward()
+        for name in (*names, "mlp.scale"):
+            assert_same({name: ranks[0].get_parameter(name).grad}, {name: model.get_parameter(name).grad})
+
+
+@pytest.mark.gloo
+def test_gradients_of_gradients(gloo: Pool) -> None:
+    run(second, "gloo", 2, gloo)
 
 
 def two_dtypes(mesh: Any, n: int) -> None:
@@ -408,7 +505,7 @@ class Around(nn.Module):
         return self.inner(*args)
 
 
-@pytest.mark.parametrize("how", ["copied", "wrapped", "registered", "parametrized"])
+@pytest.mark.parametrize("how", ["copied", "wrapped", "bound", "registered", "parametrized"])
 def test_modules_and_parameters_replaced_between_calls(how: str) -> None:
     """What a name stands for is found at each call; what is used is summed, and once."""
     model, program = pair(rt.simulate(tp=2), 2)
@@ -419,6 +516,10 @@ def test_modules_and_parameters_replaced_between_calls(how: str) -> None:
             rank.mlp = copy.deepcopy(rank.mlp)
         elif how == "wrapped":
             rank.mlp = Around(rank.mlp)
+        elif how == "bound":  # another module of the program
+            own = rank.mlp.named_parameters()
+            rank.mlp = copy.copy(rank.mlp)
+            rank.mlp.__dict__["_parameters"] = {name: nn.Parameter(p.detach().clone()) for name, p in own}
         elif how == "registered":
             rank.mlp.register_parameter("scale", nn.Parameter(rank.mlp.scale.detach().clone()))
         else:
@@ -435,6 +536,19 @@ def test_modules_and_parameters_replaced_between_calls(how: str) -> None:
     sent = [e.bytes for e in log if e.kind == "all_reduce"]
     assert sum(sent) == 8 * (8 + 6 + 8)
     assert len(sent) == (3 if how == "copied" else 1)  # a copy is in no program: its parameters have sums of their own
+
+
+def test_a_copy_after_a_call() -> None:
+    """What was found in a call is not what a copy's names stand for."""
+    model, program = pair(rt.simulate(tp=2), 2)
+    backward(program, **batch(1))
+    other = copy.deepcopy(program)
+    other.zero_grad()
+    backward(model, **batch(2))
+    with rt.record() as log:
+        backward(other, **batch(2))
+    assert_same(other.full_gradients(), gradients(model))
+    assert [e.bytes for e in log if e.kind == "all_reduce"] == [8 * (8 + 6 + 8)]
 
 
 def swapped(mesh: Any, n: int) -> None:
@@ -468,7 +582,7 @@ def _refuse() -> None:
 def test_hooks_must_name_parameters() -> None:
     class Wrong(rt.Program):
         axes = {"tp": 2}
-        hooks = {"tp": ("weight.nothing",)}
+        hooks = {"tp": (("weight.nothing",),)}
 
     with pytest.raises(AttributeError):
         Wrong(weight=rt.param(4)).on(rt.simulate(tp=2))
@@ -481,7 +595,7 @@ class TiedScales(rt.Program):
     axes = {"tp": 2}
     inputs = {"x": (("n",), rt.Cut(0))}
     outputs = {"output": "P"}
-    hooks = {"tp": ("a", "b")}
+    hooks = {"tp": (("a", "b"),)}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (x * rt.summed(self, "a", self.tp) + rt.summed(self, "b", self.tp)).sum()

@@ -13,11 +13,16 @@ from placement.runtime._torch import (
     Group,
     accumulates,
     after_backward,
+    applied,
     autocast_dtype,
+    constant,
     eager,
     hooked,
     in_backward,
-    parameter_at,
+    itself_eager,
+    members_to,
+    own_parameter,
+    place_here,
     version,
 )
 from tests.gloo import GlooPool
@@ -125,11 +130,29 @@ def test_autocast_dtype() -> None:
             assert autocast_dtype(x) is None
 
 
-def test_parameter_at() -> None:
-    module = torch.nn.Sequential(torch.nn.Linear(2, 2))
-    assert parameter_at(module, ["0", "weight"]) is module[0].weight
-    assert parameter_at(module, ["0", "other"]) is None
-    assert parameter_at(module, ["1", "weight"]) is None
+def test_members() -> None:
+    module = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(2, 2)))
+    met: dict[Any, Any] = {}
+    found = members_to(module, "0.0", met)
+    assert found is not None
+    assert found["weight"] is own_parameter(module[0][0], "weight") is module[0][0].weight
+    assert [(members[name] is one, one) for members, name, one in met.values()] == [
+        (True, module[0]),
+        (True, module[0][0]),
+    ]
+    assert own_parameter(module[0][0], "other") is members_to(module, "0.1", met) is None
+
+
+def test_what_is_placed_later_runs_earlier_in_backward() -> None:
+    order: list[str] = []
+    x = torch.ones(1, requires_grad=True)
+    first, second = x.clone(), x.clone()
+    for name, made in (("first", first), ("second", second)):
+        made.register_hook(lambda _, name=name: order.append(name))
+    (first + second).backward(retain_graph=True)
+    place_here(first)
+    (first + second).backward()
+    assert order == ["second", "first", "first", "second"]
 
 
 def in_a_group() -> list[list[float]]:
@@ -155,3 +178,42 @@ def test_a_group(gloo: Callable[[int], GlooPool]) -> None:
     for rank, found in enumerate(gloo(2).run(in_a_group)):
         expected = [[3.0, 9.0], [2.0, 5.0], [1.0, 5.0, 2.0, 4.0], [[3.0], [9.0]][rank], [[1.0, 2.0], [5.0, 4.0]][rank]]
         assert found == expected * 2
+
+
+def test_applied_is_apply() -> None:
+    a = torch.ones(2, requires_grad=True)
+    (y,) = applied(Probe, a)
+    assert torch.equal(y, torch.ones(2))
+    y.sum().backward()
+    assert torch.equal(a.grad, torch.ones(2))
+
+
+def test_what_torch_compile_is_told() -> None:
+    """``itself_eager`` leaves one function and compiles what it calls; ``constant`` runs once, while compiling."""
+    graphs: list[int] = []
+    ran: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Any:
+        graphs.append(len(graph.graph.nodes))
+        return graph.forward
+
+    @constant
+    def size(name: str) -> int:
+        ran.append(name)
+        return len(name)
+
+    class Outer(torch.nn.Module):
+        @itself_eager
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            ran.append("called")
+            return super().__call__(x)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * size("abc")
+
+    fast = torch.compile(Outer(), backend=backend, fullgraph=True)
+    for _ in range(2):
+        assert torch.equal(fast(torch.ones(2)), torch.full((2,), 3.0))
+    assert ran == ["called", "abc", "called"]
+    assert len(graphs) == 1
+    torch.compiler.reset()

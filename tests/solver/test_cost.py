@@ -19,6 +19,7 @@ def plain(action: Action, nbytes: int, n: int, link: Link) -> Fraction:
         Action.ALL_GATHER: (n - 1) * block,
         Action.REDUCE_SCATTER: (n - 1) * block,
         Action.ALL_TO_ALL: (n - 1) * block / n,
+        Action.SEND_RECV: block,
     }[action]
     return (link.latency + sent / link.bandwidth) * 10**12
 
