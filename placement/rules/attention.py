@@ -165,6 +165,9 @@ def _goes_round(args: Mapping[str, str], *, repeated: int) -> str:
 
 
 def _no_gather(node: Node, context: Context) -> str:
+    mask = arguments(node)["attn_mask"]
+    if isinstance(mask, Value) and mask.shape[-2:].count(1) == 0:
+        return "its mask is of one sequence twice: where its queries are cut, its keys are as well"
     return _no_cut("queries", node.operands[0], -2, context)
 
 

@@ -14,7 +14,8 @@ from unittest import mock
 
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import placement
@@ -298,6 +299,28 @@ def test_what_cannot_be(line: str, code: str, text: str, hint: str | None) -> No
     assert text in fault.message
     assert fault.hint
     assert hint is None or fault.hint == hint
+
+
+class Window(nn.Module):
+    """Attention whose queries see the keys beside them, by a mask that is written out."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        at = torch.arange(x.shape[1])
+        mask = (at[:, None] - at[None, :]).abs() <= 2
+        heads = x.unflatten(-1, (2, 4)).transpose(1, 2)
+        return F.scaled_dot_product_attention(heads, heads, heads, attn_mask=mask).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize(
+    ("way", "why"),
+    [("gather", "its mask is of one sequence twice"), ("ring", "the only mask of a ring is the causal one")],
+)
+def test_a_mask_that_a_way_has_no_use_for(way: str, why: str) -> None:
+    spec = f"mesh cp\ninput input : [batch, seq, width], Shard(seq) @ cp\nstrategy 0 : {way} @ cp\n"
+    with pytest.raises(placement.PlacementError) as caught:
+        placement.plan(nn.Sequential(Window()), {"cp": 2}, spec, example={"input": torch.randn(2, 8, 8)})
+    (fault,) = caught.value.diagnostics
+    assert (fault.code, why in fault.message) == ("PLC307", True)
 
 
 ORDER_FAULTS = [
