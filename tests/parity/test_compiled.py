@@ -19,7 +19,6 @@ from tests.parity import models
 from tests.parity.measure import whole
 from tests.runtime.worlds import Pool
 
-SHORT = {"n_layer": 1, "num_hidden_layers": 1}
 STORED = """
 mesh tp
 input input_ids, labels : [batch, seq], Shard(batch)
@@ -28,7 +27,6 @@ output logits : auto
 """
 # model, spec, configuration
 CASES = {
-    "sp": ("qwen3", models.spec("qwen3"), {"num_hidden_layers": 1}),
     "dropout": ("gpt2", models.spec("gpt2"), {"n_layer": 1, "resid_pdrop": 0.3, "embd_pdrop": 0.2, "attn_pdrop": 0.1}),
     "stored": ("llama", STORED, {"num_hidden_layers": 1}),
 }
