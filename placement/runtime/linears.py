@@ -25,7 +25,7 @@ from placement.runtime.main_grads import has_main_grads, sinks
 from placement.runtime.module import Module
 from placement.runtime.overlap import Overlap, cuts
 from placement.runtime.pieces import gathered_in_pieces, shared_in_pieces
-from placement.runtime.rows import TURNED, add_turned, as_sent, from_turned, rows, turns, weight_gradient
+from placement.runtime.rows import TURNED, add_turned, as_sent, filled, from_turned, rows, turns, weight_gradient
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -232,7 +232,7 @@ class _Linears(torch.autograd.Function):
         live = range(layers)
         for grad in grads:  # not ``in``, which compares: a tensor is slow to say that it is not None
             if grad is None:
-                grads, live = _filled(grads, layers)
+                grads, live = filled(grads, layers)
                 break
         if not live:
             return (None, *found)
@@ -265,18 +265,6 @@ class _Linears(torch.autograd.Function):
         for rank, gradient in enumerate(inputs):
             found[rank * how.width] = gradient.transpose(0, 1) if how.turned else gradient
         return (None, *found)
-
-
-def _filled(grads: Sequence[Tensor | None], layers: int) -> tuple[tuple[Tensor | None, ...], list[int]]:
-    """``grads`` with zeros where a rank lacks what another one has, and the layers that have any."""
-    filled, live = list(grads), []
-    for layer in range(layers):
-        like = next((grad for grad in grads[layer::layers] if grad is not None), None)
-        if like is None:
-            continue
-        live.append(layer)
-        filled[layer::layers] = [torch.zeros_like(like) if grad is None else grad for grad in grads[layer::layers]]
-    return tuple(filled), live
 
 
 def _terms(

@@ -15,6 +15,7 @@ from placement.runtime._torch import autocast_dtype
 from placement.runtime.axis import ALL_REDUCE, NONE, Axis, Step, joint_exchange
 from placement.runtime.cuts import Cut, local_shape
 from placement.runtime.overlap import GATHER, SCATTER, Overlap, Place, arriving, leaving, reducing
+from placement.runtime.rows import filled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -115,17 +116,6 @@ def _add(total: Tensor | None, gradient: Tensor, x: Tensor) -> Tensor:
     return gradient.t().mm(x) if total is None else total.addmm_(gradient.t(), x)
 
 
-def _given(grads: Sequence[Tensor | None], layers: int) -> tuple[list[Tensor | None], list[int]]:
-    """``grads`` with zeros where a rank lacks what another one has, and the layers that have any."""
-    filled, live = list(grads), []
-    for layer in range(layers):
-        like = next((grad for grad in grads[layer::layers] if grad is not None), None)
-        if like is not None:
-            live.append(layer)
-            filled[layer::layers] = [torch.zeros_like(like) if g is None else g for g in grads[layer::layers]]
-    return filled, live
-
-
 def _differentiable(
     plain: Callable[[list[Any]], Sequence[Tensor]], operands: Sequence[Any], needs: Sequence[bool], grads: Sequence[Any]
 ) -> list[Tensor | None]:
@@ -171,7 +161,7 @@ class _Gathered(torch.autograd.Function):
         how: How = ctx.how
         operands, needs = ctx.saved_tensors, ctx.needs_input_grad[1:]
         n, layers, width = how.axis.size, how.layers, 1 + 2 * how.layers
-        given, live = _given(grads, layers)
+        given, live = filled(grads, layers)
         found: list[Any] = [None] * len(needs)
         if not live:
             return (None, *found)
@@ -243,7 +233,7 @@ class _Scattered(torch.autograd.Function):
         how: How = ctx.how
         operands, needs = ctx.saved_tensors, ctx.needs_input_grad[1:]
         n, found = how.axis.size, [None] * len(operands)
-        given, live = _given(grads, 1)
+        given, live = filled(grads, 1)
         if not live:
             return (None, *found)
         if torch.is_grad_enabled():
@@ -327,7 +317,7 @@ class _Shared(torch.autograd.Function):
         assert isinstance(how.overlap, int)
         operands, needs = ctx.saved_tensors, ctx.needs_input_grad[1:]
         layers, width = how.layers, 1 + 2 * how.layers
-        given, live = _given(grads, layers)
+        given, live = filled(grads, layers)
         found: list[Any] = [None] * len(needs)
         if not live:
             return (None, *found)

@@ -17,6 +17,8 @@ from placement.runtime.axis import Step
 from placement.runtime.cuts import Cut
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
 # What gathers, and what sums, blocks of tokens that lie turned.
@@ -110,3 +112,17 @@ def weight_gradient(gradient: Tensor, x: Tensor, total: Tensor | None = None) ->
 
 def _added(total: Tensor | None, gradient: Tensor, x: Tensor) -> Tensor:
     return gradient.t().mm(x) if total is None else total.addmm_(gradient.t(), x)
+
+
+def filled(grads: Sequence[Tensor | None], layers: int) -> tuple[tuple[Tensor | None, ...], list[int]]:
+    """Gradients of the results of so many layers, rank by rank, and the layers that have any.
+
+    Of these, a rank that lacks what another one has gets zeros.
+    """
+    found, live = list(grads), []
+    for layer in range(layers):
+        like = next((grad for grad in grads[layer::layers] if grad is not None), None)
+        if like is not None:
+            live.append(layer)
+            found[layer::layers] = [torch.zeros_like(like) if grad is None else grad for grad in grads[layer::layers]]
+    return tuple(found), live
