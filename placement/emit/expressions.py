@@ -105,7 +105,8 @@ def overlap_text(step: Step) -> str:
     """``, overlap="ring"`` or ``, overlap=4``: how a conversion beside layers is cut, '' where nothing is said."""
     if step.overlap == ASYNC:
         return ""
-    return f", overlap={chunks(step.overlap) or repr(step.overlap)}".replace("'", '"')
+    count = chunks(step.overlap)
+    return f", overlap={count}" if count else f', overlap="{step.overlap}"'
 
 
 def _listed(cut: Place) -> str:

@@ -6,11 +6,10 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 
-from placement.graph.ir import Node
 from placement.lang.diagnostics import Diagnostic
 from placement.lang.spec import Setting
 from placement.solver.fusion import joinable
-from placement.solver.layers import inside
+from placement.solver.layers import innermost, inside
 from placement.solver.overlap import ASYNC, NONE, RING, cuts
 from placement.solver.plan import Plan, Step
 from placement.solver.sums import SUMS, Sums
@@ -44,12 +43,11 @@ def _gathered(plan: Plan, setting: Setting, modules: _Modules) -> str | None:
 
 
 def _overlap(plan: Plan, setting: Setting, modules: _Modules) -> str | None:
-    said = {path for text, paths in plan.bound.lowerings.items() if text.startswith("overlap = ") for path in paths}
-    beside = [(step, _layers(step)) for step in plan.steps if _layers(step)]
-    here = [step for step, layers in beside if any(inside(node, modules) for node in layers)]
+    said = plan.bound.said("overlap")
+    here = [step for step in plan.steps if any(inside(node, modules) for node in step.beside)]
     if not here:
         return "in these modules no collective is of the input or the result of linear layers alone"
-    own = [step for step in here if _innermost(_layers(step)[0], said) in modules]
+    own = [step for step in here if innermost(step.beside[0], said) in modules]
     if not own:
         return "lines for modules inside these say it for every collective beside linear layers"
     value = str(setting.value)
@@ -87,16 +85,6 @@ def _reduce(plan: Plan, setting: Setting, modules: _Modules) -> str | None:  # n
         if any(told.inside(node, one.collective) != without.inside(node, one.collective) for one in sent):
             return None
     return "no sum over ranks obeys it"
-
-
-def _innermost(node: Node, modules: _Modules) -> str | None:
-    """The innermost of these modules that the op is part of, '' being the model itself."""
-    inner = (call.path for call in reversed(node.stack))
-    return next((path for path in (*inner, "") if path in modules), None)
-
-
-def _layers(step: Step) -> tuple[Node, ...]:
-    return step.layers or ((step.product,) if step.product is not None else ())
 
 
 def _summed_whole(step: Step) -> bool:

@@ -73,6 +73,7 @@ NONE = Step("none")
 ALL_REDUCE = Step("all_reduce")
 MAXIMUM = Step("all_reduce", op="max")
 KEEP = Step("keep")
+SEND_RECV = Step("send_recv")
 
 
 class Pending(NamedTuple):

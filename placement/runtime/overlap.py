@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 
-from placement.runtime.axis import ALL_REDUCE, Axis, Step
+from placement.runtime.axis import ALL_REDUCE, SEND_RECV, Axis, Step
 from placement.runtime.cuts import Cut
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 Overlap = Literal["none", "async", "ring"] | int
 """What a collective runs beside: nothing; in one piece, what does not need it; the products, in a ring or in chunks."""
 
-PASS = Step("send_recv")
 GATHER, SCATTER = Step("all_gather", Cut(0)), Step("reduce_scatter", Cut(0))
 
 
@@ -61,7 +60,7 @@ def arriving(axis: Axis, overlap: Overlap, blocks: Sequence[Tensor]) -> Iterator
     if overlap == "ring":
         at: Sequence[Tensor] = [x.contiguous() for x in blocks]
         for step in range(n):
-            pending = axis.start(PASS, at) if step < n - 1 else None
+            pending = axis.start(SEND_RECV, at) if step < n - 1 else None
             yield [Place((rank - step) % n, 1, 0, rows) for rank in held], at
             if pending is not None:
                 at = axis.finish(pending)
@@ -97,7 +96,7 @@ def leaving(
             if pending is not None:
                 made = [total.add_(term) for total, term in zip(axis.finish(pending), made, strict=True)]
             totals = made
-            pending = axis.start(PASS, totals) if step < n - 1 else None
+            pending = axis.start(SEND_RECV, totals) if step < n - 1 else None
         return [total.to(dtype) for total in totals]
     assert isinstance(overlap, int)
     row, going = 0, []

@@ -20,11 +20,9 @@ import torch
 from torch import Tensor
 
 from placement.runtime._torch import autocast_dtype, eager, flash_attention
-from placement.runtime.axis import Axis, Step
+from placement.runtime.axis import SEND_RECV, Axis
 from placement.runtime.cuts import Cut, spans
 from placement.runtime.means import accumulated
-
-SHIFT = Step("send_recv")
 
 
 class _Pairs(NamedTuple):
@@ -193,7 +191,7 @@ class _Ring(torch.autograd.Function):
         packs: Sequence[Tensor] = [_packed(key, value) for _, key, value in rows]
         seen: list[tuple[Tensor, Tensor]] = []
         for step in range(axis.size):
-            coming = axis.start(SHIFT, packs) if step < axis.size - 1 else None
+            coming = axis.start(SEND_RECV, packs) if step < axis.size - 1 else None
             for at, (query, own, values) in enumerate(rows):
                 key, value = _unpacked(packs[at], own, values)
                 pairs = how.pairs(query.shape[2], key.shape[2], axis.held[at], (axis.held[at] - step) % axis.size)
@@ -264,7 +262,7 @@ class _Backward:
         own: list[Tensor] = []
         leaving = None
         for step in range(axis.size):
-            coming = axis.start(SHIFT, packs) if step < axis.size - 1 else None
+            coming = axis.start(SEND_RECV, packs) if step < axis.size - 1 else None
             shares = [self._shares(at, packs[at], step) for at in range(len(packs))]
             if not of_keys:
                 pass
@@ -273,7 +271,7 @@ class _Backward:
             else:
                 if leaving is not None:
                     shares = [s.add_(so_far) for s, so_far in zip(shares, axis.finish(leaving), strict=True)]
-                leaving = axis.start(SHIFT, shares, own=True)
+                leaving = axis.start(SEND_RECV, shares, own=True)
             packs = packs if coming is None else axis.finish(coming)
         if leaving is not None:
             own = [mine.add_(theirs) for mine, theirs in zip(own, axis.finish(leaving), strict=True)]

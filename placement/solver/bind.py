@@ -93,6 +93,11 @@ class Bound:
         """The modules for which a line sets ``gathered = kept`` or the like."""
         return self.lowerings.get(setting, frozenset())
 
+    def said(self, key: str) -> Mapping[str, str]:
+        """What lines set ``overlap`` or the like to, by module."""
+        settings = ((setting.partition(" = "), paths) for setting, paths in self.lowerings.items())
+        return {path: value for (name, _, value), paths in settings if name == key for path in paths}
+
     def joints(self, kinds: Sequence[Sequence[Type]]) -> Iterator[Joint]:
         """The types of a value that has one of these on each axis."""
         return (joint for joint in map(Joint, product(*kinds)) if self.mesh.fits(joint, self.hints))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
@@ -88,6 +88,11 @@ def _layers(step: Step, weights: AbstractSet[Value], parents: AbstractSet[str]) 
         return ()
     homes = {node.stack[:-1] if node.stack and node.module not in parents else node.stack for node in layers}
     return tuple(layers) if len(homes) == 1 else ()
+
+
+def innermost(node: Node, modules: Container[str]) -> str | None:
+    """The innermost of these modules that the op is part of, '' being the model itself."""
+    return next((path for path in (*(call.path for call in reversed(node.stack)), "") if path in modules), None)
 
 
 def inside(node: Node, modules: AbstractSet[str]) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from placement.graph.ir import Graph
 from placement.lang.diagnostics import Diagnostics
 from placement.lang.spec import Setting, Spec
+from placement.solver.overlap import ASYNC, NONE
 from placement.solver.sums import owners
 
 
@@ -26,17 +27,21 @@ def lowerings(graph: Graph, spec: Spec, found: Diagnostics) -> dict[str, frozens
                 earlier = said.setdefault((path, str(setting.key)), setting)
                 if earlier.value != setting.value and (id(earlier), id(setting)) not in told:
                     told.add((id(earlier), id(setting)))
-                    where = f"'{path}'" if path else "the model"
-                    text = f"the {setting.key} of {where} is '{setting.value}' here, '{earlier.value}' elsewhere"
+                    text = f"the {setting.key} of {_told(path)} is '{setting.value}' here, '{earlier.value}' elsewhere"
                     notes = [f"the first one is at {earlier.span}"]
                     found.error("PLC304", text, setting.span, notes=notes)
     _tied_apart(graph, said, found)
     for (path, key), setting in said.items():
         kept = said.get((path, "gathered"))
-        if key == "overlap" and kept is not None and kept.value == "kept" and setting.value not in ("none", "async"):
-            text = f"what is gathered in '{path}' is kept, and in pieces ({setting.value}) nothing is"
-            found.error("PLC304", text, setting.span, notes=[f"it is kept by {kept.span}"])
+        if key == "overlap" and kept is not None and kept.value == "kept" and setting.value not in (NONE, ASYNC):
+            text = f"what is gathered in {_told(path)} is kept, and in pieces ({setting.value}) nothing is"
+            hint = "take one of the two out"
+            found.error("PLC304", text, setting.span, hint=hint, notes=[f"it is kept by {kept.span}"])
     return {setting: frozenset(paths) for setting, paths in modules.items()}
+
+
+def _told(path: str) -> str:
+    return f"'{path}'" if path else "the model"
 
 
 def _tied_apart(graph: Graph, said: Mapping[tuple[str, str], Setting], found: Diagnostics) -> None:

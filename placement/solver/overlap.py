@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from placement.graph.ir import evaluate
 from placement.lang.spec import CHUNKS
+from placement.solver.layers import innermost
 from placement.types import Action
 
 if TYPE_CHECKING:
@@ -56,21 +57,15 @@ def pieces(action: Action, n: int, overlap: str, rows: int, nbytes: int) -> list
 
 def with_overlap(steps: Sequence[Step], bound: Bound) -> list[Step]:
     """The steps, those beside layers with what ``lower`` lines say of the modules that these are in."""
-    said = {
-        path: setting.removeprefix("overlap = ")
-        for setting, paths in bound.lowerings.items()
-        if setting.startswith("overlap = ")
-        for path in paths
-    }
+    said = bound.said("overlap")
     return [_lowered(step, bound, said) for step in steps] if said else list(steps)
 
 
 def _lowered(step: Step, bound: Bound, said: Mapping[str, str]) -> Step:
-    layers = step.layers or ((step.product,) if step.product is not None else ())
-    if not layers:
+    if not step.beside:
         return step
-    inner = [call.path for call in reversed(layers[0].stack)]
-    overlap = next((said[path] for path in (*inner, "") if path in said), ASYNC)
+    module = innermost(step.beside[0], said)
+    overlap = ASYNC if module is None else said[module]
     overlap = f"chunks({CHUNKS})" if overlap == "chunks" else overlap
     actions = {step.conversion.forward, step.conversion.backward}
     if Action.ALL_REDUCE in actions:  # every rank gets the whole sum: there is no ring of blocks
@@ -93,14 +88,13 @@ def exposed(plan: Plan, step: Step, overlap: str) -> tuple[int, int]:
 
     overlap: ``none``, ``async``, ``ring`` or ``chunks(k)``; of a step without linear layers everything is waited for.
     """
-    layers = step.layers or ((step.product,) if step.product is not None else ())
     forward, backward = step.times
-    if not layers:
+    if not step.beside:
         return forward, backward
     if overlap == RING and Action.ALL_REDUCE in (step.conversion.forward, step.conversion.backward):
         overlap = ASYNC
-    work = sum(plan.work[node][0] for node in layers)
-    both = sum(plan.work[node][1] for node in layers)  # of the input's gradient, and of the weights'
+    work = sum(plan.work[node][0] for node in step.beside)
+    both = sum(plan.work[node][1] for node in step.beside)  # of the input's gradient, and of the weights'
     cost = _Costs(plan, step, overlap)
     there, back = step.conversion.forward, step.conversion.backward
     if step.product is not None:

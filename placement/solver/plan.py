@@ -73,6 +73,11 @@ class Step:
         return self.summed if action in SUMS else self.nbytes
 
     @property
+    def beside(self) -> tuple[Node, ...]:
+        """The linear layers that run as one function with it."""
+        return self.layers or (() if self.product is None else (self.product,))
+
+    @property
     def value(self) -> Value:
         """The value converted."""
         return self.source.value

@@ -23,8 +23,6 @@ SUMS = (Action.ALL_REDUCE, Action.REDUCE_SCATTER)
 BUCKET = 25 * 2**20
 """The most bytes of gradients that are summed at once; a parameter that has more is summed by itself."""
 
-_SETTING = "reduce = "
-
 
 class Sums:
     """What ``lower … reduce`` lines say of the sums of each value: its dtype, None where no line speaks of it.
@@ -36,11 +34,7 @@ class Sums:
     """
 
     def __init__(self, bound: Bound) -> None:
-        dtypes: dict[str, torch.dtype] = {}
-        for setting, paths in bound.lowerings.items():
-            if setting.startswith(_SETTING):
-                dtype: torch.dtype = getattr(torch, setting.removeprefix(_SETTING))
-                dtypes |= dict.fromkeys(paths, dtype)
+        dtypes: dict[str, torch.dtype] = {path: getattr(torch, name) for path, name in bound.said("reduce").items()}
         self._default = bound.reduce
         self._dtypes = dtypes
         self._made: dict[Value, torch.dtype | None] = {}

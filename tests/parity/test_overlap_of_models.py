@@ -46,6 +46,22 @@ def test_simulated_in_pieces(n: int, mode: str, line: str) -> None:
     assert not measured(rt.simulate(tp=n), mode, line).problems()
 
 
+def test_blocks_in_several_places_go_in_one_piece() -> None:
+    """Zigzag blocks are two chunks each: a ring of them would be of other tokens."""
+    spec = models.spec("qwen3").replace("labels : [batch, seq]", "labels : [batch, seq], Shard(seq, zigzag) @ tp")
+    spec = spec.replace("Shard(seq) @ tp", "Shard(seq, zigzag) @ tp") + "lower ** : overlap = ring\n"
+    given = models.inputs()
+    with shared_capture("qwen3", embeds=False) as model:
+        program = placement.compile(model, rt.simulate(tp=2), spec, example=given)
+    model.zero_grad()
+    found = Measured()
+    found.note("output", whole(call(program, **given)[0]), whole(call(model, **given)[0]))
+    found.note("gradient", program.full_gradients(), gradients(model))
+    assert not found.problems()
+    assert "all_gather_linears" in program.source
+    assert "overlap=" not in program.source
+
+
 def on_ranks(mode: str, line: str) -> list[str]:
     return measured(init_device_mesh("cpu", (2,), mesh_dim_names=("tp",)), mode, line).problems()
 

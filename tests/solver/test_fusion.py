@@ -174,6 +174,7 @@ def test_a_line_of_the_spec_keeps_them_as_written() -> None:
         ("lower nowhere.* : ops = written\n", "PLC104", "matches no module"),
         ("lower ** : ops = written\nlower norm : ops = fused\n", "PLC304", "the ops of 'norm' is 'fused' here"),
         ("lower norm : overlap = ring, gathered = kept\n", "PLC304", "and in pieces (ring) nothing is"),
+        ("lower * : overlap = chunks, gathered = kept\n", "PLC304", "and in pieces (chunks) nothing is"),
     ],
 )
 def test_lines_that_set_nothing_or_two_things_are_refused(lines: str, code: str, text: str) -> None:
