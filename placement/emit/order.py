@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from placement.graph._torch import schema_name
+from placement.graph.attention import ATTENTION
 from placement.graph.ir import Node, Output
 from placement.rules import lookup
 from placement.solver.mesh import Place
@@ -26,7 +27,7 @@ aten = torch.ops.aten
 # Beside pointwise ops: what gives its result in the memory order of its first operand.
 _KEEPING = (aten.to.dtype, aten.rms_norm.default, aten.dropout.default)
 # What takes its operands in any order, and gives one of its own.
-_ANY = (aten.scaled_dot_product_attention.default, aten.cat.default)
+_ANY = (aten.scaled_dot_product_attention.default, ATTENTION, aten.cat.default)
 _TOKENS = 1  # the dim, of 3
 
 

@@ -456,7 +456,8 @@ _SUFFIX = {Kind.I: "whole", Kind.R: "shared", Kind.P: "partial", Kind.S: "block"
 _PLAIN = {
     "pow": "power", "slice": "part", "sum": "total", "max": "largest", "min": "smallest", "abs": "size",
     "and": "both", "or": "either", "any": "some", "all": "every", "eq": "equal", "le": "before", "ne": "differs",
-    "scaled_dot_product_attention": "attended", "cross_entropy_loss": "loss", "masked_fill": "filled",
+    "scaled_dot_product_attention": "attended", "attention": "attended",
+    "cross_entropy_loss": "loss", "masked_fill": "filled",
     "addmm": "projected", "linear": "projected", "mm": "projected",
 }  # fmt: skip
 

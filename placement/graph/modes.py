@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 from placement.graph._torch import aten
+from placement.graph.attention import ATTENTION
 from placement.graph.ir import Graph, Value, op_name, substitute
 from placement.lang.diagnostics import PlacementError
 
@@ -64,6 +65,8 @@ def _canonical(graph: Graph) -> list[Any]:
             args = tuple(0.0 if i == _PROBABILITY else a for i, a in enumerate(args))
             kwargs.pop("dropout_p", None)
             args += (0.0,) * (len(args) == _PROBABILITY)
+        if node.op is ATTENTION:
+            kwargs.pop("dropout_p", None)
         for value in node.results:
             numbers[value] = next(fresh)
         program.append((op_name(node.op), args, sorted(kwargs.items()), [v.dtype for v in node.results]))

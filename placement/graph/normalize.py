@@ -16,10 +16,10 @@ import sympy
 import torch
 
 from placement.graph._torch import aten, overload_name, to_copy, unsafe_view
+from placement.graph.attention import with_masks
 from placement.graph.functional import functional, mapped, passes_on
 from placement.graph.ir import Graph, Node, Value, leaves
 from placement.graph.rows import with_linears
-from placement.graph.visibility import spelled_out
 
 Rewrite = Callable[["_Builder", Node], Value | tuple[Value | None, ...] | None]
 
@@ -51,7 +51,7 @@ def normalize(graph: Graph) -> Graph:
     needed = {o.value for o in outputs if o.value is not None}
     given = [v for info in modules.values() for vs in info.returned.values() for v in vs]
     weights = {parameter.value for parameter in graph.parameters}
-    nodes = _live(spelled_out(builder.nodes), needed)
+    nodes = _live(with_masks(builder.nodes), needed)
     nodes = _live(with_linears(nodes, weights, [*needed, *given]), needed)
     result = dataclasses.replace(graph, nodes=nodes, outputs=outputs, modules=modules)
     result.verify()

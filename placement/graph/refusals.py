@@ -11,7 +11,7 @@ from placement.graph._torch import draws_numbers, schema_arguments, schema_name
 from placement.graph.ir import Graph, Node
 from placement.lang.diagnostics import Diagnostic, PlacementError
 
-_KEPT = {"dropout", "scaled_dot_product_attention"}  # the runtime draws for these, and knows eval()
+_KEPT = {"dropout", "scaled_dot_product_attention", "attention"}  # the runtime draws for these, and knows eval()
 _TRAINING = {"train", "training", "use_input_stats"}
 _DRAWING = {"feature_dropout", "alpha_dropout", "feature_alpha_dropout", "rrelu", "rrelu_with_noise", "native_dropout"}
 

@@ -1,15 +1,15 @@
-"""Masks that the program works out from nothing but positions, and what they say.
+"""Masks that the program works out from positions and marks of tokens, and what they say.
 
 Captured programs spell masks out: positions are counted, looked up, compared. An element of such a tensor is known as
-a function of its own indices: an integer that is affine in them, or a set of affine conditions that all hold. So a mask
-that lets every query see the keys up to its own place is found out, whatever it was computed with, and becomes the
-flag that attention has for it; one that hides nothing is left out. Nothing of size [queries, keys] is made then.
+a function of its own indices: an integer that is affine in them, an element of another tensor at such places, or a set
+of conditions that all hold. So it is found out what attention hides, whatever the mask was computed with; nothing of
+size [queries, keys] need be made then.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import gcd
 from typing import Any
 
@@ -41,20 +41,57 @@ class Affine:
         return Affine(self.const, {to(dim): factor for dim, factor in self.by.items()})
 
 
-Conditions = tuple[Affine, ...]
-"""A truth: that each of these is at least 0. Without any it holds everywhere."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Distance:
+    """How far an integer is from 0."""
 
-Known = Affine | Conditions
+    of: Affine
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Element:
+    """The element of ``value`` at these places; where it is a truth, that it holds."""
+
+    value: Value
+    at: tuple[Affine, ...]
+
+    @property
+    def dims(self) -> frozenset[int]:
+        """The dims on whose indices it depends."""
+        return frozenset(dim for place in self.at for dim in place.by)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Compared:
+    """That of two elements the first is ``how`` the second: ``==``, ``!=``, ``>=`` or ``>``."""
+
+    how: str
+    first: Element
+    second: Element
+
+    @property
+    def opposite(self) -> Compared:
+        """What holds where this does not."""
+        if self.how in ("==", "!="):
+            return Compared("!=" if self.how == "==" else "==", self.first, self.second)
+        return Compared(">" if self.how == ">=" else ">=", self.second, self.first)
+
+
+Condition = Affine | Element | Compared
+Conditions = tuple[Condition, ...]
+"""A truth: that each of these holds, an integer being at least 0. Without any it holds everywhere."""
+
+Known = Affine | Distance | Element | Conditions
 FALSE: Conditions = (Affine(-1),)
 TRUE: Conditions = ()
 
 
-def _all_of(conditions: Sequence[Affine]) -> Conditions:
+def _all_of(conditions: Sequence[Condition]) -> Conditions:
     """The conditions in least numbers, without those that hold anyway; FALSE where one never does."""
-    conditions = [_least(c) for c in conditions]
-    if any(c.const < 0 and all(factor < 0 for factor in c.by.values()) for c in conditions):
+    conditions = [_least(c) if isinstance(c, Affine) else c for c in conditions]
+    if any(isinstance(c, Affine) and c.const < 0 and all(f < 0 for f in c.by.values()) for c in conditions):
         return FALSE
-    left = [c for c in conditions if c.const < 0 or any(factor < 0 for factor in c.by.values())]  # no index is
+    left = [c for c in conditions if not isinstance(c, Affine) or c.const < 0 or any(f < 0 for f in c.by.values())]
     return tuple(c for index, c in enumerate(left) if c not in left[:index])
 
 
@@ -64,39 +101,23 @@ def _least(condition: Affine) -> Affine:
     return Affine(condition.const // by, {dim: factor // by for dim, factor in condition.by.items()})
 
 
-def spelled_out(nodes: Iterable[Node]) -> Iterator[Node]:
-    """The ops of a program, in order, with attention's own flag in place of masks that say as much."""
-    known = _Known()
-    for node in nodes:
-        known.note(node)
-        yield _without_mask(node, known.values) if schema_name(node.op) == _ATTENTION else node
+def mapped(known: Any, change: Callable[[Affine], Affine]) -> Any:
+    """The same with every integer in it changed."""
+    match known:
+        case Affine():
+            return change(known)
+        case Distance():
+            return Distance(change(known.of))
+        case Element():
+            return Element(known.value, tuple(map(change, known.at)))
+        case Compared():
+            return Compared(known.how, mapped(known.first, change), mapped(known.second, change))
+        case _:
+            return _all_of([mapped(one, change) for one in known])
 
 
-_ATTENTION = ("aten", "scaled_dot_product_attention")
-
-
-def _without_mask(node: Node, known: Mapping[Value, Known]) -> Node:
-    given = arguments(node)
-    mask, query, key = given["attn_mask"], given["query"], given["key"]
-    said = known.get(mask) if isinstance(mask, Value) else None
-    if not isinstance(said, tuple) or given["is_causal"]:
-        return node
-    rank = len(mask.shape)
-    causal = rank >= 2 and said == (Affine(0, {rank - 2: 1, rank - 1: -1}),)
-    square = query.shape[-2] == key.shape[-2] == mask.shape[-2] == mask.shape[-1] if rank >= 2 else False
-    # A mask may have more batches than what it masks: its shape is the result's then.
-    same = len(node.results[0].shape) >= rank and all(
-        size in (1, own) for size, own in zip(mask.shape[-3::-1], node.results[0].shape[-3::-1], strict=False)
-    )
-    if not same or not (said == TRUE or (causal and square)):
-        return node
-    given |= {"attn_mask": None, "is_causal": said != TRUE}
-    args = tuple(given[name] for name in ("query", "key", "value", "attn_mask", "dropout_p", "is_causal"))
-    return dataclasses.replace(node, args=args, kwargs={"scale": given["scale"], "enable_gqa": given["enable_gqa"]})
-
-
-class _Known:
-    """What is known of values, op by op; of what is not in ``values`` nothing is."""
+class Facts:
+    """What is known of values, op by op. Of what no op says anything it is known that it is itself."""
 
     def __init__(self) -> None:
         self.values: dict[Value, Known] = {}
@@ -114,22 +135,28 @@ class _Known:
         alone = frozenset(dim for dim, size in enumerate(value.shape) if size == 1)  # at the only index, which is 0
         self.values[value] = _without(found, alone) if alone else found
 
+    def of(self, value: Value) -> Known | None:
+        """A value: by its own dims. None where it is of numbers that are not counted."""
+        found = self.values.get(value)
+        if found is not None or value.dtype not in _WIDE:
+            return found
+        own = Element(value, tuple(Affine(0, {} if size == 1 else {dim: 1}) for dim, size in enumerate(value.shape)))
+        return (own,) if value.dtype is torch.bool else own
+
     def aligned(self, operand: Any, rank: int) -> Known | None:
         """An operand as it takes part in a result of ``rank`` dims: broadcast, or a number."""
         if isinstance(operand, bool):
             return TRUE if operand else FALSE
         if isinstance(operand, int):
             return Affine(operand)
-        if not isinstance(operand, Value) or operand not in self.values:
+        if not isinstance(operand, Value):
             return None
-        more = rank - len(operand.shape)
-        return _moved(self.values[operand], lambda dim: dim + more)
+        return _moved(self.of(operand), rank - len(operand.shape))
 
-    def pair(self, node: Node, given: Mapping[str, Any]) -> tuple[Affine, Affine] | None:
-        """Both operands as integers."""
+    def sides(self, node: Node, given: Mapping[str, Any]) -> tuple[Known | None, Known | None]:
+        """Both operands of a result."""
         rank = len(node.results[0].shape)
-        left, right = (self.aligned(given[name], rank) for name in ("self", "other"))
-        return (left, right) if isinstance(left, Affine) and isinstance(right, Affine) else None
+        return self.aligned(given["self"], rank), self.aligned(given["other"], rank)
 
 
 _WIDE = (torch.bool, torch.int32, torch.int64)
@@ -137,34 +164,30 @@ _WIDE = (torch.bool, torch.int32, torch.int64)
 
 def _without(known: Known, dims: frozenset[int]) -> Known:
     """Where the indices of ``dims`` are 0."""
-
-    def cut(one: Affine) -> Affine:
-        return Affine(one.const, {dim: factor for dim, factor in one.by.items() if dim not in dims})
-
-    return cut(known) if isinstance(known, Affine) else _all_of(list(map(cut, known)))
+    return mapped(known, lambda one: Affine(one.const, {d: f for d, f in one.by.items() if d not in dims}))
 
 
-def _moved(known: Known, to: Callable[[int], int]) -> Known:
-    return known.moved(to) if isinstance(known, Affine) else tuple(c.moved(to) for c in known)
+def _moved(known: Known | None, by: int) -> Known | None:
+    return None if known is None else mapped(known, lambda one: one.moved(lambda dim: dim + by))
 
 
-Reader = Callable[[_Known, Node, dict[str, Any]], "Known | None"]
+Reader = Callable[[Facts, Node, dict[str, Any]], "Known | None"]
 
 
-def _arange(_: _Known, node: Node, given: dict[str, Any]) -> Known | None:
+def _arange(_: Facts, node: Node, given: dict[str, Any]) -> Known | None:
     start, step = given.get("start", 0), given.get("step", 1)
     plain = type(start) is int and type(step) is int and not node.results[0].dtype.is_floating_point
     return Affine(start, {0: step}) if plain else None
 
 
-def _filled(_: _Known, __: Node, given: dict[str, Any]) -> Known | None:
+def _filled(_: Facts, __: Node, given: dict[str, Any]) -> Known | None:
     number = given["fill_value"]
     if isinstance(number, bool):
         return TRUE if number else FALSE
     return Affine(number) if type(number) is int else None
 
 
-def _full(known: _Known, node: Node, given: dict[str, Any]) -> Known | None:
+def _full(known: Facts, node: Node, given: dict[str, Any]) -> Known | None:
     found = _filled(known, node, given)
     if node.results[0].dtype is torch.bool and isinstance(found, Affine):
         return TRUE if found.const else FALSE
@@ -175,26 +198,33 @@ def _ones(number: int) -> Reader:
     return lambda known, node, given: _full(known, node, {**given, "fill_value": number})
 
 
-def _same(known: _Known, node: Node, given: dict[str, Any]) -> Known | None:
+def _same(known: Facts, node: Node, given: dict[str, Any]) -> Known | None:
     source = given["self"]
     kinds = [v.dtype is torch.bool for v in (source, node.results[0])]
     plain = kinds[0] == kinds[1] and not node.results[0].dtype.is_floating_point
-    return known.values.get(source) if plain else None
+    return known.of(source) if plain and (source.dtype == node.results[0].dtype or source in known.values) else None
 
 
-def _unsqueeze(known: _Known, node: Node, given: dict[str, Any]) -> Known | None:
+def _unsqueeze(known: Facts, node: Node, given: dict[str, Any]) -> Known | None:
     at = given["dim"] % len(node.results[0].shape)
-    found = known.values.get(given["self"])
-    return None if found is None else _moved(found, lambda dim: dim + (dim >= at))
+    found = known.of(given["self"])
+    return None if found is None else mapped(found, lambda one: one.moved(lambda dim: dim + (dim >= at)))
 
 
-def _expand(known: _Known, node: Node, given: dict[str, Any]) -> Known | None:
+def _transpose(known: Facts, node: Node, given: dict[str, Any]) -> Known | None:
+    rank = len(node.results[0].shape)
+    one, other = (given[name] % rank for name in ("dim0", "dim1")) if rank else (0, 0)
+    found, to = known.of(given["self"]), {one: other, other: one}
+    return None if found is None else mapped(found, lambda at: at.moved(lambda dim: to.get(dim, dim)))
+
+
+def _expand(known: Facts, node: Node, given: dict[str, Any]) -> Known | None:
     return known.aligned(given["self"], len(node.results[0].shape)) if isinstance(given["self"], Value) else None
 
 
-def _slice(known: _Known, _: Node, given: dict[str, Any]) -> Known | None:
+def _slice(known: Facts, _: Node, given: dict[str, Any]) -> Known | None:
     source = given["self"]
-    found, dim, start, step = known.values.get(source), given["dim"], given["start"] or 0, given["step"]
+    found, dim, start, step = known.of(source), given["dim"], given["start"] or 0, given["step"]
     if found is None or type(start) is not int or start < 0 or type(step) is not int:
         return None
     dim %= len(source.shape)
@@ -203,56 +233,88 @@ def _slice(known: _Known, _: Node, given: dict[str, Any]) -> Known | None:
         factor = one.by.get(dim, 0)
         return one + Affine(factor * start, {dim: factor * (step - 1)} if factor * (step - 1) else {})
 
-    return sliced(found) if isinstance(found, Affine) else tuple(map(sliced, found))
+    return mapped(found, sliced)
 
 
 def _summed(sign: int) -> Reader:
-    def read(known: _Known, node: Node, given: dict[str, Any]) -> Known | None:
-        pair = known.pair(node, given)
+    def read(known: Facts, node: Node, given: dict[str, Any]) -> Known | None:
+        left, right = known.sides(node, given)
         factor = given.get("alpha", 1)
-        return None if pair is None or type(factor) is not int else pair[0] + pair[1] * (sign * factor)
+        if not isinstance(left, Affine) or not isinstance(right, Affine) or type(factor) is not int:
+            return None
+        return left + right * (sign * factor)
 
     return read
 
 
-def _compared(difference: Callable[[Affine, Affine], Affine]) -> Reader:
-    def read(known: _Known, node: Node, given: dict[str, Any]) -> Known | None:
-        pair = known.pair(node, given)
-        return None if pair is None else _all_of([difference(*pair)])
+def _distance(known: Facts, _: Node, given: dict[str, Any]) -> Known | None:
+    found = known.of(given["self"])
+    return Distance(found) if isinstance(found, Affine) else None
+
+
+def _ordered(*, strictly: bool, downwards: bool) -> Reader:
+    """``self >= other``, or ``>``; downwards ``<=`` or ``<``, which is the same of both exchanged."""
+
+    def read(known: Facts, node: Node, given: dict[str, Any]) -> Known | None:
+        larger, smaller = reversed(known.sides(node, given)) if downwards else known.sides(node, given)
+        if isinstance(larger, Element) and isinstance(smaller, Element):
+            return _of_two(">" if strictly else ">=", larger, smaller)
+        if not isinstance(larger, Affine) or not isinstance(smaller, Affine | Distance):
+            return None
+        each = [smaller.of, smaller.of * -1] if isinstance(smaller, Distance) else [smaller]
+        return _all_of([larger - one - Affine(int(strictly)) for one in each])
 
     return read
 
 
-def _equal(known: _Known, node: Node, given: dict[str, Any]) -> Known | None:
-    pair = known.pair(node, given)
-    if pair is None or (pair[0] - pair[1]).by:
+def _of_two(how: str, first: Element, second: Element) -> Conditions | None:
+    """Two elements compared; where one depends on all that the other does the result is as good a tensor as they."""
+    apart = first.dims - second.dims and second.dims - first.dims
+    return (Compared(how, first, second),) if apart else None
+
+
+def _equal(known: Facts, node: Node, given: dict[str, Any]) -> Conditions | None:
+    left, right = known.sides(node, given)
+    if isinstance(left, Element) and isinstance(right, Element):
+        return _of_two("==", left, right)
+    if not isinstance(left, Affine) or not isinstance(right, Affine) or (left - right).by:
         return None
-    return FALSE if (pair[0] - pair[1]).const else TRUE
+    return FALSE if (left - right).const else TRUE
 
 
-def _unequal(known: _Known, node: Node, given: dict[str, Any]) -> Known | None:
+def _unequal(known: Facts, node: Node, given: dict[str, Any]) -> Conditions | None:
     found = _equal(known, node, given)
-    return None if found is None else FALSE if found == TRUE else TRUE
+    return None if found is None else _opposite(found)
 
 
-def _both(known: _Known, node: Node, given: dict[str, Any]) -> Known | None:
-    sides = [known.aligned(given[name], len(node.results[0].shape)) for name in ("self", "other")]
+def _opposite(found: Conditions) -> Conditions | None:
+    """What is not, of one condition at most."""
+    if found == TRUE:
+        return FALSE
+    match found:
+        case (Affine() as one,):
+            return _all_of([one * -1 - Affine(1)])
+        case (Compared() as one,):
+            return (one.opposite,)
+        case _:
+            return None
+
+
+def _both(known: Facts, node: Node, given: dict[str, Any]) -> Known | None:
+    sides = known.sides(node, given)
     if any(not isinstance(side, tuple) for side in sides):
         return FALSE if FALSE in sides else None
     return _all_of([condition for side in sides for condition in side])  # type: ignore[union-attr]
 
 
-def _neither(known: _Known, _: Node, given: dict[str, Any]) -> Known | None:
-    """What is not, of one condition."""
-    found = known.values.get(given["self"])
-    if not isinstance(found, tuple) or len(found) > 1:
-        return None
-    return _all_of([found[0] * -1 - Affine(1)]) if found else FALSE
+def _neither(known: Facts, _: Node, given: dict[str, Any]) -> Known | None:
+    found = known.of(given["self"])
+    return _opposite(found) if isinstance(found, tuple) else None
 
 
-def _looked_up(known: _Known, node: Node, given: dict[str, Any]) -> Known | None:
-    """An element of what is affine in its indices, at indices that are affine in theirs and never negative."""
-    source, rank = known.values.get(given["self"]), len(node.results[0].shape)
+def _looked_up(known: Facts, node: Node, given: dict[str, Any]) -> Known | None:
+    """An element at indices that are affine in theirs and never negative."""
+    source, rank = known.of(given["self"]), len(node.results[0].shape)
     places = [known.aligned(index, rank) for index in given["indices"]]
     if source is None or len(places) != len(given["self"].shape):
         return None
@@ -265,10 +327,10 @@ def _looked_up(known: _Known, node: Node, given: dict[str, Any]) -> Known | None
     def looked_up(one: Affine) -> Affine:
         return sum((at[dim] * factor for dim, factor in one.by.items()), Affine(one.const))
 
-    return looked_up(source) if isinstance(source, Affine) else tuple(map(looked_up, source))
+    return mapped(source, looked_up)
 
 
-def _differences(known: _Known, _: Node, given: dict[str, Any]) -> Known | None:
+def _differences(known: Facts, _: Node, given: dict[str, Any]) -> Known | None:
     """From each element to the next, with elements put before the first: where all are one number."""
     source, before = given["self"], given["prepend"]
     found, first = known.values.get(source), known.values.get(before) if isinstance(before, Value) else None
@@ -285,7 +347,7 @@ def _differences(known: _Known, _: Node, given: dict[str, Any]) -> Known | None:
     return step if at - last == step else None
 
 
-def _running_sum(known: _Known, node: Node, given: dict[str, Any]) -> Known | None:
+def _running_sum(known: Facts, node: Node, given: dict[str, Any]) -> Known | None:
     """Of what is the same everywhere."""
     found, dim = known.values.get(given["self"]), given["dim"] % len(node.results[0].shape)
     if found in (TRUE, FALSE):
@@ -298,17 +360,13 @@ def _running_sum(known: _Known, node: Node, given: dict[str, Any]) -> Known | No
 def _triangle(sign: int) -> Reader:
     """``tril``, ``triu`` of a truth: on and below, or above, a diagonal."""
 
-    def read(known: _Known, node: Node, given: dict[str, Any]) -> Known | None:
-        found, rank, diagonal = known.values.get(given["self"]), len(node.results[0].shape), given["diagonal"]
+    def read(known: Facts, node: Node, given: dict[str, Any]) -> Known | None:
+        found, rank, diagonal = known.of(given["self"]), len(node.results[0].shape), given["diagonal"]
         if not isinstance(found, tuple) or type(diagonal) is not int:
             return None
         return _all_of([*found, Affine(sign * diagonal, {rank - 2: sign, rank - 1: -sign})])
 
     return read
-
-
-def _difference(left: Affine, right: Affine) -> Affine:
-    return left - right
 
 
 _READERS: dict[str, Reader] = {
@@ -321,15 +379,17 @@ _READERS: dict[str, Reader] = {
     "zeros_like": _ones(0),
     "to": _same,
     "alias": _same,
+    "transpose": _transpose,
     "unsqueeze": _unsqueeze,
     "expand": _expand,
     "slice": _slice,
     "add": _summed(1),
     "sub": _summed(-1),
-    "ge": _compared(_difference),
-    "gt": _compared(lambda left, right: left - right - Affine(1)),
-    "le": _compared(lambda left, right: right - left),
-    "lt": _compared(lambda left, right: right - left - Affine(1)),
+    "abs": _distance,
+    "ge": _ordered(strictly=False, downwards=False),
+    "gt": _ordered(strictly=True, downwards=False),
+    "le": _ordered(strictly=False, downwards=True),
+    "lt": _ordered(strictly=True, downwards=True),
     "eq": _equal,
     "ne": _unequal,
     "bitwise_and": _both,

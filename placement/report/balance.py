@@ -1,4 +1,4 @@
-"""How evenly causal attention is divided where an axis cuts its queries: pairs of query and key by rank."""
+"""How evenly attention with bounds is divided where an axis cuts its queries: pairs of query and key by rank."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from placement.graph._torch import schema_name
+from placement.graph.attention import ATTENTION
 from placement.graph.ir import Node, evaluate
 from placement.graph.segments import flattened
 from placement.rules.core import arguments
@@ -19,11 +19,14 @@ if TYPE_CHECKING:
     from placement.solver.plan import Plan
 
 Spans = tuple[tuple[int, int], ...]
+Bounds = tuple[int | None, int | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """The pairs that causal attention has to do with, of one head and sequence: on the rank with least, and with most.
+    """The pairs that attention has to do with, of one head and sequence: on the rank with least, and with most.
+
+    bounds: how far before and after a query its keys may be, None for no bound.
 
     contiguous: the same two if every axis cut its blocks in one piece.
     """
@@ -31,6 +34,7 @@ class Balance:
     modules: tuple[str, ...]
     axes: tuple[str, ...]
     zigzag: bool
+    bounds: Bounds
     pairs: tuple[int, int]
     contiguous: tuple[int, int]
 
@@ -40,20 +44,22 @@ def balances(plan: Plan) -> tuple[Balance, ...]:
     found: dict[object, Balance] = {}
     hints = plan.bound.hints
     for node in plan.strategies:
-        places = _places(plan, node) if _causal(node) else {}
+        seen = _bounds(node)
+        places = _places(plan, node) if seen != (None, None) else {}
         if not places:
             continue
         size = evaluate(node.operands[0].shape[-2], hints)
         cuts = [(plan.mesh.axes[axis].n, place) for axis, place in places.items()]
-        key = size, tuple(places.items())
+        key = size, seen, tuple(places.items())
         if key not in found:
             plain = [(n, dataclasses.replace(place, zigzag=False)) for n, place in cuts]
             found[key] = Balance(
                 modules=(),
                 axes=tuple(plan.mesh.axes[axis].name for axis in places),
                 zigzag=any(place.zigzag for _, place in cuts),
-                pairs=_least_and_most(size, cuts, hints),
-                contiguous=_least_and_most(size, plain, hints),
+                bounds=seen,
+                pairs=_least_and_most(size, seen, cuts, hints),
+                contiguous=_least_and_most(size, seen, plain, hints),
             )
         found[key] = dataclasses.replace(found[key], modules=(*found[key].modules, node.module))
     return tuple(found.values())
@@ -64,7 +70,11 @@ def told(balance: Balance) -> str:
     order = "zigzag" if balance.zigzag else "contiguous"
     beside = f"; contiguous {_range(balance.contiguous)}" if balance.zigzag else ""
     axes = " and ".join(balance.axes)
-    return f"{_range(balance.pairs)} of causal attention on a rank of {axes}, {order}{beside}"
+    left, right = balance.bounds
+    what = "causal attention" if right == 0 else "attention"
+    window = "" if left is None and right == 0 else f" with a window of {'all' if left is None else left} before"
+    window += f" and {'all' if right is None else right} after" if window and right != 0 else ""
+    return f"{_range(balance.pairs)} of {what}{window} on a rank of {axes}, {order}{beside}"
 
 
 def _range(pairs: tuple[int, int]) -> str:
@@ -74,8 +84,12 @@ def _range(pairs: tuple[int, int]) -> str:
     return f"{least} to {most} pairs, 1 : {most / least:.3g}" if least else f"{least} to {most} pairs"
 
 
-def _causal(node: Node) -> bool:
-    return schema_name(node.op)[1] == "scaled_dot_product_attention" and bool(arguments(node)["is_causal"])
+def _bounds(node: Node) -> Bounds:
+    """How far from a query its keys may be; of marks nothing is known before there are some."""
+    given = arguments(node)
+    if node.op is ATTENTION:
+        return given["left"], given["right"]
+    return (None, 0 if given.get("is_causal") else None)
 
 
 def _places(plan: Plan, node: Node) -> dict[int, Place]:
@@ -90,13 +104,25 @@ def _places(plan: Plan, node: Node) -> dict[int, Place]:
     }
 
 
-def _least_and_most(size: int, cuts: Sequence[tuple[int, Place]], hints: Mapping[sympy.Symbol, int]) -> tuple[int, int]:
+def _least_and_most(
+    size: int, seen: Bounds, cuts: Sequence[tuple[int, Place]], hints: Mapping[sympy.Symbol, int]
+) -> tuple[int, int]:
     blocks: list[Spans] = [((0, size),)]
     for n, place in cuts:
         blocks = [part for block in blocks for part in _cut(block, n, place, evaluate(place.outer, hints))]
-    # A query sees the keys up to its own place.
-    counts = [sum(stop * (stop + 1) - start * (start + 1) for start, stop in block) // 2 for block in blocks]
+    counts = [sum(_before(stop, size, seen) - _before(start, size, seen) for start, stop in block) for block in blocks]
     return min(counts), max(counts)
+
+
+def _before(count: int, size: int, seen: Bounds) -> int:
+    """The pairs of the first ``count`` queries, with ``size`` keys."""
+    left, right = seen
+    ends = size * count  # the sum of where each query's keys end
+    if right is not None:
+        inside = min(max(0, size - right - 1), count)
+        ends = inside * (inside - 1) // 2 + inside * (right + 1) + (count - inside) * size
+    outside = 0 if left is None else max(0, count - 1 - left)
+    return ends - outside * (outside + 1) // 2
 
 
 def _cut(block: Spans, n: int, place: Place, outer: int) -> Iterator[Spans]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from math import prod
 
+from placement.graph.attention import ATTENTION
 from placement.graph.ir import Node, Value, evaluate
 from placement.graph.segments import Factor
 from placement.graph.signature import Dim, Signature
@@ -19,7 +20,8 @@ def _attention(node: Node) -> Signature | None:
     """``b h q d, b h k d, b h k e, [mask] -> b h q e``; keys and the inner dim are needed whole.
 
     With grouped queries the heads of q are kv_heads · group, those of k and v kv_heads. Tensors of three dims
-    have a batch where others have heads.
+    have a batch where others have heads. Marks are ``[b] q`` and ``[b] k``; where a query's place or mark matters
+    queries are needed whole, too.
     """
     given = arguments(node)
     query, key = given["query"], given["key"]
@@ -42,14 +44,22 @@ def _attention(node: Node) -> Signature | None:
     mask = given.get("attn_mask")
     if isinstance(mask, Value):
         operands.append(_mask(mask, rank, group))
-    blocked = {"k", "d"} | ({"q"} if given["is_causal"] else set[str]())
+    for name, tokens in (("of_query", "q"), ("of_key", "k")):
+        operands += [(*batch[: len(mark.shape) - 1], (tokens,)) for mark in given.get(name, ())]
     return Signature(
         operands=tuple(operands),
         results=((*batch, group, ("q",), ("e",)),),
-        blocked=frozenset(blocked),
+        blocked=frozenset({"k", "d"} | ({"q"} if by_place(node) else set[str]())),
         linear=frozenset({2}) if not given["dropout_p"] else frozenset(),
         sizes=sizes,
     )
+
+
+def by_place(node: Node) -> bool:
+    """Whether what a query sees depends on which one it is, and no mask says it."""
+    given = arguments(node)
+    bounds = (given.get("left"), given.get("right"))
+    return bool(given.get("is_causal") or given.get("of_query")) or bounds != (None, None)
 
 
 def _mask(mask: Value, rank: int, heads: Dim) -> tuple[Dim, ...]:
@@ -66,41 +76,63 @@ def _flops(extent: Mapping[str, int]) -> int:
     return 2 * pairs * (extent["d"] + extent["e"])
 
 
+_NAMES = ("attn_mask", "is_causal", "scale", "enable_gqa")
+_SEEN = ("left", "right", "compare", "of_query", "of_key")
+_LEFT_OUT = {
+    **dict.fromkeys(("attn_mask", "scale", "left", "right"), "None"),
+    **dict.fromkeys(("is_causal", "enable_gqa"), "False"),
+    **dict.fromkeys(("compare", "of_query", "of_key"), "()"),
+}
+
+
+def _options(args: Mapping[str, str], names: Iterable[str]) -> str:
+    """``, name=text`` of those that say something."""
+    given = ((name, args.get(name, _LEFT_OUT[name])) for name in names)
+    return "".join(f", {name}={text}" for name, text in given if text != _LEFT_OUT[name])
+
+
 def _code(args: Mapping[str, str]) -> str:
-    options = "".join(
-        f", {name}={args[name]}"
-        for name, default in (("attn_mask", "None"), ("is_causal", "False"), ("scale", "None"), ("enable_gqa", "False"))
-        if args.get(name, default) != default
-    )
+    if seen := _options(args, _SEEN):
+        args = {**args, "attn_mask": f"rt.visible({args['query']}, {args['key']}{seen})"}
     if args.get("dropout_p", "0.0") in ("0.0", "0"):
-        return f"F.scaled_dot_product_attention({args['query']}, {args['key']}, {args['value']}{options})"
+        call = f"{args['query']}, {args['key']}, {args['value']}{_options(args, _NAMES)}"
+        return f"F.scaled_dot_product_attention({call})"
     return (
         f"rt.attention(self, {args['query']}, {args['key']}, {args['value']}, {args['dropout_p']}, {args['site']}"
-        f"{args['query_on']}{args['longer']}{options})"
+        f"{args['query_on']}{args['longer']}{_options(args, _NAMES)})"
     )
 
 
 def _own_queries(node: Node, context: Context) -> Iterator[Form]:
-    """Each rank has some of the queries of causal attention and all the keys: it sees up to where its queries are."""
-    if not arguments(node)["is_causal"]:
+    """Each rank has some of the queries, of which it knows the places, and all the keys and marks."""
+    if not by_place(node):
         return
     query, (result,) = node.operands[0], node.results
     for run in context.runs(context.dims.of(query)[-2]):
         kinds = context.shard(query, run), context.shard(result, run)
         if kinds[0] is not None and kinds[1] is not None:
-            yield Form((kinds[0], R, R), (kinds[1],), (), _of_own_queries)
+            yield Form((kinds[0], *(R,) * (len(node.operands) - 1)), (kinds[1],), (), _of_own_queries)
 
 
 def _of_own_queries(args: Mapping[str, str]) -> str:
-    mask = f"rt.causal_mask({args['query']}, {args['key']}, {args['axis']}{args['query_cut']})"
-    return _code({**args, "attn_mask": mask, "is_causal": "False"})
+    seen = _options(_bounds(args), _SEEN)
+    mask = f"rt.visible({args['query']}, {args['key']}, {args['axis']}{args['query_cut']}{seen})"
+    return _code({**{k: v for k, v in args.items() if k not in _SEEN}, "attn_mask": mask, "is_causal": "False"})
+
+
+def _bounds(args: Mapping[str, str]) -> Mapping[str, str]:
+    """With the bound that the causal flag is."""
+    return {**args, "right": "0"} if args.get("is_causal", "False") != "False" else args
 
 
 def _ring(node: Node, context: Context) -> Iterator[Form]:
-    """Each rank has some of the queries, and keys and values of the same tokens: the latter go round."""
+    """Each rank has some of the queries, and keys and values of the same tokens: the latter go round. Marks are whole.
+
+    What a rank sees of a block that comes by it tells from the places of both and from the marks.
+    """
     if _unfit_for_ring(node):
         return
-    (query, key, value), (result,) = node.operands, node.results
+    (query, key, value, *marks), (result,) = node.operands, node.results
     groups = context.repeated(key) & context.repeated(value) & set(context.dims.of(key)[-3])
     own = (*sorted(groups, key=lambda factor: factor.id), *context.dims.of(value)[-1])
     code = partial(_goes_round, repeated=_once(groups, context))
@@ -108,7 +140,7 @@ def _ring(node: Node, context: Context) -> Iterator[Form]:
         kinds = [context.shard(one, run) for one in (query, key, value, result)]
         along = {place[0] for one in (query, key, value) if (place := context.dims.locate(one, run)) is not None}
         if along == {len(query.shape) - 2} and all(kind is not None for kind in kinds):
-            operands = tuple(kind for kind in kinds[:3] if kind is not None)
+            operands = (*(kind for kind in kinds[:3] if kind is not None), *(R for _ in marks))
             yield Form(operands, operands[:1], _sent_round(node, groups, context), code, own, met=(1, 2))
 
 
@@ -116,10 +148,8 @@ def _unfit_for_ring(node: Node) -> str:
     """Why no keys and values can go round, whatever the axis; '' where they can."""
     given = arguments(node)
     query, key, value = given["query"], given["key"], given["value"]
-    if given["attn_mask"] is not None:
-        return "the only mask of a ring is the causal one, and here is another"
-    if given["dropout_p"]:
-        return "a ring drops no probabilities, and here some are"
+    if given.get("attn_mask") is not None:
+        return "its mask is a tensor [queries, keys], of which no rank has what it needs"
     if query.shape[:-3] != key.shape[:-3] or key.shape[:-1] != value.shape[:-1] or query.shape[-2] != key.shape[-2]:
         return "in a ring queries, keys and values are of the same tokens"
     return ""
@@ -135,7 +165,7 @@ def _sent_round(node: Node, groups: frozenset[Factor], context: Context) -> tupl
     All of it runs behind the work, but for the last step of the gradients, which brings them home. Heads that are
     repeated for the queries of a group are sent once.
     """
-    _, key, value = node.operands
+    _, key, value = node.operands[:3]
     count = sum(prod(evaluate(size, context.hints) for size in one.shape) for one in (key, value))
     count //= _once(groups, context)
     narrow, wide = count * key.dtype.itemsize, count * max(key.dtype.itemsize, 4)
@@ -149,23 +179,19 @@ def _sent_round(node: Node, groups: frozenset[Factor], context: Context) -> tupl
 
 
 def _goes_round(args: Mapping[str, str], *, repeated: int) -> str:
-    key, value, gqa = args["key"], args["value"], args.get("enable_gqa", "False")
-    if repeated > 1 and gqa == "False":
-        key, value, gqa = (f"{key}[..., ::{repeated}, :, :]", f"{value}[..., ::{repeated}, :, :]", "True")
-    options = "".join(
-        f", {name}={text}"
-        for name, text, default in (
-            ("is_causal", args.get("is_causal", "False"), "False"),
-            ("scale", args.get("scale", "None"), "None"),
-            ("enable_gqa", gqa, "False"),
-        )
-        if text != default
-    )
+    key, value = args["key"], args["value"]
+    args = {**_bounds(args)}
+    if repeated > 1 and args.get("enable_gqa", "False") == "False":
+        key, value, args["enable_gqa"] = f"{key}[..., ::{repeated}, :, :]", f"{value}[..., ::{repeated}, :, :]", "True"
+    options = _options(args, (*_SEEN, "scale", "enable_gqa"))
+    if args.get("dropout_p", "0.0") not in ("0.0", "0"):
+        dropping = f"rt.drops(self, {args['dropout_p']}, {args['site']}{args['query_on']}{args['longer']})"
+        options = f", dropping={dropping}{options}"
     return f"rt.ring_attention({args['query']}, {key}, {value}, {args['axis']}{args['query_cut']}{options})"
 
 
 def _no_gather(node: Node, context: Context) -> str:
-    mask = arguments(node)["attn_mask"]
+    mask = arguments(node).get("attn_mask")
     if isinstance(mask, Value) and mask.shape[-2:].count(1) == 0:
         return "its mask is of one sequence twice: where its queries are cut, its keys are as well"
     return _no_cut("queries", node.operands[0], -2, context)
@@ -187,7 +213,7 @@ def _no_cut(what: str, query: Value, dim: int, context: Context) -> str:
 
 
 rule(
-    aten.scaled_dot_product_attention,
+    (aten.scaled_dot_product_attention, ATTENTION),
     _attention,
     flops=_flops,
     code=_code,

@@ -289,30 +289,40 @@ def masked_softmax(step: Step) -> list[Fact]:
 
 
 def attended(step: Step) -> list[Fact]:
-    """Attention sees the keys up to a query's own place, or those that a mask has."""
+    """Attention sees the keys up to a query's own place, or those that a mask or a mark of theirs has."""
     query, key = step.given["query"], step.given["key"]
     rank = len(step.node.results[0].shape)
     queries, keys = step.place(query, rank - 2), step.place(key, rank - 2)
-    if step.given["is_causal"] and (queries is None) != (keys is None):
+    right = 0 if step.given.get("is_causal") else step.given.get("right")
+    if right is not None and (queries is None) != (keys is None):
         raise StuckError("is causal between dims of two lengths")
     if step.given["dropout_p"]:
         _check_drawn(step.fact(query).places)
     if keys is None:
         return step.follow()
-    if step.given["is_causal"]:
+    if right is not None:
         assert queries is not None
-        if queries.more > keys.more:
+        if queries.more + right <= keys.more:
+            return step.follow(frozenset("qk"))
+        if "of_key" not in step.given:
             raise StuckError("sees keys past the end of what was given")
+    marks = step.given.get("of_key", ())
+    truths = marks[len(step.given.get("compare", ())) :]
+    if any(_last(step, mark) == 0 for mark in truths):
         return step.follow(frozenset("qk"))
-    mask = step.given.get("attn_mask")
+    mask = truths[0] if truths else step.given.get("attn_mask")
     if not isinstance(mask, Value):
         raise StuckError("sees keys past the end of what was given: it is not causal and has no mask")
-    hidden = -INFINITY if mask.dtype.is_floating_point else 0
-    at = frozenset({len(mask.shape) - 1})
-    if not at <= set(step.fact(mask).places) or step.range(mask, at).constant != hidden:
+    if _last(step, mask) != (-INFINITY if mask.dtype.is_floating_point else 0):
         why = "sees keys past the end of what was given: nothing says that its mask hides them"
         raise StuckError(why, (mask,), (0, 1))
     return step.follow(frozenset("k"))
+
+
+def _last(step: Step, mask: Value) -> float | None:
+    """What stands past the end of a mask's last dim, where that is one number."""
+    at = frozenset({len(mask.shape) - 1})
+    return step.range(mask, at).constant if at <= set(step.fact(mask).places) else None
 
 
 def dropped(step: Step) -> list[Fact]:

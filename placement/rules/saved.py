@@ -23,6 +23,7 @@ from functools import cache
 from placement.graph._torch import overload_name, schema_name
 from placement.graph.ir import Node, Size, Value, leaves
 from placement.graph.signature import Signature
+from placement.rules.attention import by_place
 from placement.rules.core import arguments, lookup
 
 
@@ -92,7 +93,7 @@ def _group_norm(node: Node) -> Iterator[Kept]:
 def _attention(node: Node) -> Iterator[Kept]:
     """The fused kernels keep what they took and gave, and one float32 for each row; with dropout they are not used."""
     given = arguments(node)
-    query, key, value, mask = (given[name] for name in ("query", "key", "value", "attn_mask"))
+    query, key, value, mask = given["query"], given["key"], given["value"], given.get("attn_mask")
     (result,) = node.results
     rows = tuple(range(len(result.shape) - 1))
     if not given["dropout_p"]:
@@ -109,12 +110,26 @@ def _attention(node: Node) -> Iterator[Kept]:
         yield Kept(tensor, wide, times=repeats) if own else Kept(tensor, folded=True)
     # Probabilities before and after dropout, and which are dropped.
     yield Kept(result, 2 * wide + 1, rows, key.shape[-2])
-    if given["is_causal"]:
+    if given.get("is_causal"):
         yield Kept(result, 1, rows[-1:], key.shape[-2])
     elif isinstance(mask, Value) and not mask.dtype.is_floating_point:
         yield Kept(mask, 1)
-    if given["is_causal"] or mask is not None:
+    if given.get("is_causal") or mask is not None:
         yield Kept(result, 1, rows)  # the queries that see no key
+
+
+def _marked_attention(node: Node) -> Iterator[Kept]:
+    """As with a mask, of which numbers are made; with dropout its truths are kept, and which queries see no key."""
+    given = arguments(node)
+    yield from _attention(node)
+    (query, key, *_), (result,) = node.operands, node.results
+    batch = tuple(range(max((len(mark.shape) for mark in given["of_key"]), default=1) - 1))
+    by_query = by_place(node)
+    dims = (*batch, *((len(result.shape) - 2,) if by_query else ()))
+    itemsize = 1 if given["dropout_p"] else query.dtype.itemsize
+    yield Kept(result, itemsize, dims, key.shape[-2])
+    if given["dropout_p"]:
+        yield Kept(result, 1, tuple(range(len(result.shape) - 1)))
 
 
 def _own_queries(node: Node) -> Iterator[Kept]:
@@ -126,13 +141,14 @@ def _own_queries(node: Node) -> Iterator[Kept]:
 
 
 def _ring(node: Node) -> Iterator[Kept]:
-    """What each took and gave, and of each row the logarithm of its sum; where there is no ring, as without."""
-    (result,) = node.results
-    if arguments(node)["attn_mask"] is not None or arguments(node)["dropout_p"]:
+    """What each took and gave, and of each row the logarithm of its sum; of one that drops, where it is."""
+    given, (result,) = arguments(node), node.results
+    if given.get("attn_mask") is not None:  # no ring
         yield from _attention(node)
         return
-    yield from (Kept(tensor) for tensor in (*node.operands, result))
-    yield Kept(result, _accumulated(result), tuple(range(len(result.shape) - 1)))
+    yield from (Kept(tensor) for tensor in (*node.operands[:3], result))
+    row = _accumulated(result) + 8 * bool(given["dropout_p"])
+    yield Kept(result, row, tuple(range(len(result.shape) - 1)))
 
 
 def _dropout(node: Node) -> Iterator[Kept]:
@@ -253,6 +269,9 @@ _TABLE: dict[str, Line] = {
     "scaled_dot_product_attention": _attention,
     "scaled_dot_product_attention by own queries": _own_queries,
     "scaled_dot_product_attention by ring": _ring,
+    "attention": _marked_attention,
+    "attention by own queries": _marked_attention,
+    "attention by ring": _ring,
     "cross_entropy_loss": _cross_entropy,
     "cross_entropy_loss by over classes": _over_classes,
     "embedding by masked lookup": _masked_lookup,
@@ -268,6 +287,8 @@ _TABLE: dict[str, Line] = {
 LAYOUTS: dict[str, tuple[int, ...]] = {
     "scaled_dot_product_attention": (0, 2, 1, 3),
     "scaled_dot_product_attention by ring": (0, 2, 1, 3),
+    "attention": (0, 2, 1, 3),
+    "attention by ring": (0, 2, 1, 3),
 }
 
 _ENTRY = re.compile(r"(?:(?P<how>folded|copy|(?P<bytes>\d+) per) )?(?P<name>[\w.]+)(?: for (?P<asking>.+))?")

@@ -1,6 +1,5 @@
 """What emitted code calls: axes, conversions, modules, reductions. Needs only torch."""
 
-from placement.runtime.attention import causal_mask
 from placement.runtime.axis import ALL_REDUCE, KEEP, NONE, Axis, MeshAxis, Step, joint_exchange
 from placement.runtime.clip import clip_grad_norm_
 from placement.runtime.cuts import Cut
@@ -23,7 +22,7 @@ from placement.runtime.lookup import masked_embedding
 from placement.runtime.losses import class_parallel_cross_entropy, classes, token_parallel_cross_entropy
 from placement.runtime.main_grads import main_grads
 from placement.runtime.means import mean
-from placement.runtime.module import Module, attention, buffer, dropout, param, summed, tied
+from placement.runtime.module import Module, attention, buffer, dropout, drops, param, summed, tied
 from placement.runtime.norms import layer_norm, rms_norm
 from placement.runtime.outputs import Output
 from placement.runtime.program import Program
@@ -36,6 +35,7 @@ from placement.runtime.simulate import SimulatedAxis, SimulatedMesh, simulate
 from placement.runtime.simulated import Simulated
 from placement.runtime.sums import all_reduce_linear, reduce_scatter_linear
 from placement.runtime.trace import Event, record
+from placement.runtime.visible import visible
 
 __all__ = [
     "ALL_REDUCE",
@@ -65,11 +65,11 @@ __all__ = [
     "all_to_all",
     "attention",
     "buffer",
-    "causal_mask",
     "class_parallel_cross_entropy",
     "classes",
     "clip_grad_norm_",
     "dropout",
+    "drops",
     "gathered",
     "invariant",
     "joint_exchange",
@@ -97,4 +97,5 @@ __all__ = [
     "summed",
     "tied",
     "token_parallel_cross_entropy",
+    "visible",
 ]

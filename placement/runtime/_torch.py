@@ -302,10 +302,21 @@ def flattened(mesh: DeviceMesh, axes: tuple[str, ...]) -> DeviceMesh:
 
 
 class Flash(Protocol):
-    """A fused kernel of attention, forward and backward, of [batch, heads, tokens, size]."""
+    """A fused kernel of attention, forward and backward, of [batch, heads, tokens, size].
+
+    A mask of numbers, to be added to the scores, is not for all: see ``masks``. A row that it hides wholly gives 0.
+    """
+
+    masks: ClassVar[bool]
 
     def forward(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        causal: bool,
+        mask: torch.Tensor | None,
+        scale: float,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The result, and for each query the logarithm of its weights' sum."""
         ...
@@ -319,6 +330,7 @@ class Flash(Protocol):
         result: torch.Tensor,
         total: torch.Tensor,
         causal: bool,
+        mask: torch.Tensor | None,
         scale: float,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Gradients of query, key and value; ``result`` and ``total`` may be of more keys than these."""
@@ -328,11 +340,19 @@ class Flash(Protocol):
 class _OnCPU:
     """The kernel of CPUs: every floating-point dtype, fewer heads of keys than of queries."""
 
+    masks: ClassVar[bool] = True
+
     @staticmethod
     def forward(
-        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        causal: bool,
+        mask: torch.Tensor | None,
+        scale: float,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, causal, scale=scale)
+        op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        return op(query, key, value, 0.0, causal, attn_mask=mask, scale=scale)
 
     @staticmethod
     def backward(
@@ -343,20 +363,29 @@ class _OnCPU:
         result: torch.Tensor,
         total: torch.Tensor,
         causal: bool,
+        mask: torch.Tensor | None,
         scale: float,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad, query, key, value, result, total, 0.0, causal, scale=scale
+            grad, query, key, value, result, total, 0.0, causal, attn_mask=mask, scale=scale
         )
 
 
 class _OnCUDA:
     """The kernel of NVIDIA's devices: narrow dtypes, sizes of a head that are multiples of 8 up to 256."""
 
+    masks: ClassVar[bool] = False
+
     @staticmethod
     def forward(
-        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        causal: bool,
+        mask: torch.Tensor | None,
+        scale: float,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert mask is None
         found = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, False, scale=scale)
         return found[0], found[1]
 
@@ -369,8 +398,10 @@ class _OnCUDA:
         result: torch.Tensor,
         total: torch.Tensor,
         causal: bool,
+        mask: torch.Tensor | None,
         scale: float,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        assert mask is None
         unused = torch.empty(0, dtype=torch.int64)  # the state of dropout, and of sequences of unequal lengths
         given = (grad, query, key, value, result, total.contiguous(), None, None, query.shape[2], key.shape[2])
         op = torch.ops.aten._scaled_dot_product_flash_attention_backward

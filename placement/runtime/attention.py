@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from placement.runtime.cuts import Cut, places
 from placement.runtime.means import accumulated
 from placement.runtime.rng import dropped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from placement.runtime.axis import Axis
     from placement.runtime.rng import Cuts
 
 
@@ -55,25 +53,6 @@ def attention(
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     probabilities = _softmax(scores, attn_mask)
     return (dropped(probabilities, dropout_p, mask_key, cuts, spare) @ value.to(dtype)).to(query.dtype)
-
-
-def causal_mask(
-    query: Tensor,
-    key: Tensor,
-    axis: Axis,
-    dim: int,
-    outer: int = 1,
-    segments: tuple[int, ...] = (),
-    *,
-    zigzag: bool = False,
-) -> Tensor:
-    """Which keys the own queries see where each sees those up to its place: bool [queries / n, keys].
-
-    The queries are those of ``query``'s dim ``dim``, cut as a ``Cut`` of these says; the keys are whole.
-    """
-    own = query.shape[dim]
-    at = places(own * axis.size, Cut(0, outer, segments, zigzag), axis.size, axis.rank).to(query.device)
-    return at.unsqueeze(-1) >= torch.arange(key.shape[-2], device=query.device)
 
 
 def _softmax(scores: Tensor, mask: Tensor | None) -> Tensor:

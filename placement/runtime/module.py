@@ -16,7 +16,7 @@ from placement.runtime._torch import own_parameter
 from placement.runtime.attention import attention as dropped_attention
 from placement.runtime.cuts import Cut
 from placement.runtime.exchange import replicated
-from placement.runtime.rng import Random, Site, dropped
+from placement.runtime.rng import Dropping, Random, Site, dropped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -200,3 +200,13 @@ def attention(
     random = module._random.key(module._path, site)
     spare = module._random.spare(lengths) if lengths else None
     return dropped_attention(query, key, value, dropout_p, random, _on(cuts), spare, **mask)
+
+
+def drops(
+    module: Module, dropout_p: float, site: Site, *cuts: On, lengths: Mapping[int, str] | None = None
+) -> Dropping | None:
+    """The probabilities that ``attention`` would drop, for ``ring_attention``; None where it would drop none."""
+    if not module.training or dropout_p == 0:
+        return None
+    spare = module._random.spare(lengths) if lengths else {}
+    return Dropping(dropout_p, module._random.key(module._path, site), _on(cuts), spare)

@@ -11,9 +11,7 @@ that the plain formula makes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import lru_cache
-from itertools import groupby
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,31 +19,72 @@ from torch import Tensor
 
 from placement.runtime._torch import autocast_dtype, eager, flash_attention
 from placement.runtime.axis import SEND_RECV, Axis
-from placement.runtime.cuts import Cut, spans
+from placement.runtime.cuts import Cut
 from placement.runtime.means import accumulated
+from placement.runtime.rng import Dropping
+from placement.runtime.visible import Pairs, Sees, pairs
 
 
-class _Pairs(NamedTuple):
-    """Own queries ``start`` to ``stop`` with a rank's keys up to ``seen``; causal where their places are equal."""
+class _Hidden(NamedTuple):
+    """What a block of queries does not have of a block of keys.
 
-    start: int
-    stop: int
-    seen: int
+    mask: which it sees, None for all. dropped: which probabilities are zeroed, None for none.
+    """
+
     causal: bool = False
+    mask: Tensor | None = None
+    dropped: Tensor | None = None
 
 
 class _How(NamedTuple):
-    """What runs, but for the tensors. pairs: what a rank computes with another one's keys, by both ranks."""
+    """What runs, but for the tensors that have gradients."""
 
     axis: Axis
     cut: Cut
-    causal: bool
+    sees: Sees
     scale: float
+    dropping: Dropping | None = None
 
-    def pairs(self, queries: int, keys: int, rank: int, other: int) -> Sequence[_Pairs]:
-        if not self.causal:
-            return (_Pairs(0, queries, keys),)
-        return _visible(queries * self.axis.size, self.cut, self.axis.size, rank, other)
+    def parts(self, row: Sequence[Tensor], at: int, step: int) -> Iterator[tuple[Pairs, _Hidden]]:
+        """What rank ``at`` of this process computes in a step, with the keys that come ``step`` ranks before it.
+
+        row: its query, key and value, and the places of the rows of its probabilities where some are dropped.
+        """
+        axis, tokens = self.axis, row[0].shape[2]
+        rank, marked = axis.held[at], bool(self.sees.of_key)
+        found = pairs(
+            tokens * axis.size,
+            self.cut,
+            axis.size,
+            rank,
+            (rank - step) % axis.size,
+            self.sees.bounds,
+            apart=marked or self.dropping is not None,
+        )
+        for pair in found:
+            if not marked and self.dropping is None and pair.how != "some":
+                yield pair, _Hidden(pair.how == "causal")
+                continue
+            hidden = self._hidden(pair, row)
+            if hidden is not None:
+                yield pair, hidden
+
+    def _hidden(self, pair: Pairs, row: Sequence[Tensor]) -> _Hidden | None:
+        """None where nothing is seen, as far as that can be told without waiting for a device."""
+        places = [
+            torch.arange(first, first + stop - start, device=row[0].device)
+            for first, (start, stop) in zip(pair.at, (pair.queries, pair.keys), strict=True)
+        ]
+        mask = self.sees.mask(*places, bounded=pair.how != "all")
+        if mask is not None and mask.device.type == "cpu":
+            if not mask.any():
+                return None
+            mask = None if mask.all() else mask
+        if self.dropping is None:
+            return _Hidden(mask=mask)
+        count = row[1].shape[2] * self.axis.size - self.dropping.spare.get(3, 0)
+        rows = row[3][:, :, slice(*pair.queries)]
+        return _Hidden(mask=mask, dropped=self.dropping.mask(rows, places[1], count))
 
 
 class _Kernel:
@@ -54,48 +93,82 @@ class _Kernel:
     Tensors are [batch, heads, tokens, size]; there may be fewer heads of keys and values, each for a group of queries.
     """
 
-    def __init__(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> None:
-        self.flash = flash_attention(query, key, value)
-        self.scale = scale
+    def __init__(self, row: Sequence[Tensor], how: _How) -> None:
+        query, key, value = row[:3]
+        self.flash = flash_attention(query, key, value) if how.dropping is None else None
+        self.scale = how.scale
+        self.factor = how.dropping.factor if how.dropping is not None else 1.0
         self.dtype = accumulated(query.dtype)
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
-        """The weighted values, and for each query the logarithm of its weights' sum: in the dtype of sums."""
-        if self.flash is not None:
-            result, total = self.flash.forward(query, key, value, causal, self.scale)
-            return result.to(self.dtype), total.to(self.dtype)
-        scores = self._scores(query, key, causal=causal)
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, hidden: _Hidden) -> tuple[Tensor, Tensor]:
+        """The weighted values, and for each query the logarithm of its weights' sum: in the dtype of sums.
+
+        Of a query that sees none of the keys these are 0 and minus infinity.
+        """
+        if self.flash is not None and (hidden.mask is None or self.flash.masks):
+            mask = _numbers(hidden.mask, query)
+            result, total = self.flash.forward(query, key, value, hidden.causal, mask, self.scale)
+            result, total = result.to(self.dtype), total.to(self.dtype)
+            if hidden.mask is not None:
+                total = total.masked_fill(~hidden.mask.any(-1), -torch.inf)
+            return result, total
+        scores = self._scores(query, key, hidden)
         total = scores.logsumexp(-1)
-        result = (scores - total.unsqueeze(-1)).exp_() @ value.to(self.dtype)
+        weights = self._kept(scores.sub_(_finite(total).unsqueeze(-1)).exp_(), hidden)
+        result = weights @ value.to(self.dtype)
         return result.reshape(*query.shape[:-1], value.shape[-1]), total.reshape(query.shape[:-1])
 
     def backward(
-        self, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, result: Tensor, total: Tensor, *, causal: bool
+        self, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, result: Tensor, total: Tensor, hidden: _Hidden
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of query, key and value, where ``result`` and ``total`` are of all the keys."""
-        if self.flash is not None:
-            return self.flash.backward(grad, query, key, value, result, total, causal, self.scale)
-        weights = (self._scores(query, key, causal=causal) - self._rows(total.unsqueeze(-1), key)).exp_()
+        if self.flash is not None and (hidden.mask is None or self.flash.masks):
+            mask = _numbers(hidden.mask, query)
+            return self.flash.backward(grad, query, key, value, result, total, hidden.causal, mask, self.scale)
+        weights = (self._scores(query, key, hidden) - self._rows(total.unsqueeze(-1), key)).exp_()
         wide = self._rows(grad.to(self.dtype), key)
-        of_value = weights.transpose(-2, -1) @ wide
         mean = (wide * self._rows(result.to(self.dtype), key)).sum(-1, keepdim=True)
-        of_scores = (wide @ value.to(self.dtype).transpose(-2, -1)).sub_(mean).mul_(weights)
+        of_scores = self._kept(wide @ value.to(self.dtype).transpose(-2, -1), hidden).sub_(mean).mul_(weights)
+        of_value = self._kept(weights, hidden).transpose(-2, -1) @ wide
         of_query = (of_scores @ key.to(self.dtype)).mul_(self.scale).view(query.shape)
         of_key = of_scores.transpose(-2, -1) @ self._rows(query.to(self.dtype) * self.scale, key)
         return of_query, of_key, of_value
 
-    def _scores(self, query: Tensor, key: Tensor, *, causal: bool) -> Tensor:
+    def _scores(self, query: Tensor, key: Tensor, hidden: _Hidden) -> Tensor:
         rows = self._rows(query.to(self.dtype) * self.scale, key)
         scores = rows @ key.to(self.dtype).transpose(-2, -1)
-        if causal:
-            hidden = torch.ones(scores.shape[-1], scores.shape[-1], dtype=torch.bool, device=scores.device).triu_(1)
-            scores.unflatten(2, (-1, scores.shape[-1])).masked_fill_(hidden, -torch.inf)
+        unseen = ~hidden.mask if hidden.mask is not None else None
+        if hidden.causal:
+            unseen = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=scores.device).triu_(1)
+        if unseen is not None:
+            unseen = unseen.unsqueeze(2) if unseen.ndim == 4 else unseen
+            scores.unflatten(2, (-1, query.shape[2])).masked_fill_(unseen, -torch.inf)
         return scores
+
+    def _kept(self, x: Tensor, hidden: _Hidden) -> Tensor:
+        """``x`` with what belongs to dropped probabilities zeroed, in place."""
+        if hidden.dropped is None:
+            return x
+        dropped = hidden.dropped
+        return x.mul_(self.factor).masked_fill_(dropped.view(x.shape) if dropped.ndim else dropped, 0)
 
     @staticmethod
     def _rows(x: Tensor, key: Tensor) -> Tensor:
         """The queries of a group one head after the other, as rows beside the key that they share."""
         return x.reshape(x.shape[0], key.shape[1], -1, x.shape[-1])
+
+
+def _numbers(mask: Tensor | None, query: Tensor) -> Tensor | None:
+    """What is added to the scores for a mask of truths."""
+    if mask is None:
+        return None
+    zeros = torch.zeros(mask.shape, dtype=query.dtype, device=mask.device)
+    return zeros.masked_fill_(~mask, -torch.inf)
+
+
+def _finite(total: Tensor) -> Tensor:
+    """With 0 where nothing is seen: what is subtracted from minus infinity."""
+    return total.masked_fill(total == -torch.inf, 0)
 
 
 @eager
@@ -109,7 +182,12 @@ def ring_attention(
     segments: tuple[int, ...] = (),
     *,
     zigzag: bool = False,
-    is_causal: bool = False,
+    left: int | None = None,
+    right: int | None = None,
+    compare: tuple[str, ...] = (),
+    of_query: tuple[Tensor, ...] = (),
+    of_key: tuple[Tensor, ...] = (),
+    dropping: Dropping | None = None,
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
@@ -117,34 +195,37 @@ def ring_attention(
 
     Queries are [..., heads, tokens / n, size], keys and values [..., kv heads, tokens / n, size], with as many heads
     unless ``enable_gqa``; ``dim`` is that of the tokens. Dual: the gradients, cut alike. In n - 1 steps each, forward
-    the keys and values go round, backward they do again, and the gradients of both, in float32 at least. Blocks that
-    a causal query does not see are passed on and not computed: in ``zigzag`` order every rank has equally many left.
+    the keys and values go round, backward they do again, and the gradients of both, in float32 at least.
+
+    What a query sees is said as in ``Sees``, with marks of all tokens; ``right=0`` is causal. Blocks that no query sees
+    any of are passed on and not computed: under a causal mask in ``zigzag`` order every rank has equally many left. A
+    query that sees no key gets 0. ``dropping`` drops probabilities, see ``drops``: by the plain formula.
     There is no second derivative.
 
     Raises:
-        ValueError: shapes that do not go together, or ``is_causal`` with unequally many queries and keys.
+        ValueError: shapes that do not go together.
     """
-    _check(query, key, value, dim, is_causal=is_causal, enable_gqa=enable_gqa)
+    _check(query, key, value, dim, enable_gqa=enable_gqa)
     if (dtype := autocast_dtype(query)) is not None:
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    if axis.size == 1:
-        return torch.nn.functional.scaled_dot_product_attention(
-            query, key, value, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
-        )
-    how = _How(axis, Cut(0, outer, segments, zigzag), is_causal, scale)
+    sees = Sees(left, right, compare, of_query, of_key)
+    how = _How(axis, Cut(0, outer, segments, zigzag), sees, scale, dropping)
     shape = (*query.shape[:-1], value.shape[-1])
     row = [x.reshape(-1, *x.shape[-3:]) for x in (query, key, value)]
+    if dropping is not None:
+        row.append(dropping.rows(query).reshape(row[0].shape[:3]))
 
     def together(rows: list[list[Tensor]]) -> tuple[Tensor, ...]:
         made: Any = _Ring.apply(how, *(x for one in rows for x in one))
         return made
 
-    what = ("ring attention", how.cut, is_causal, scale, query.dtype, *(tuple(x.shape) for x in row))
+    said = (sees.bounds, compare, None if dropping is None else dropping.p)
+    what = ("ring attention", how.cut, said, scale, query.dtype, *(tuple(x.shape) for x in row))
     return axis.together(what, row, together).reshape(shape)
 
 
-def _check(query: Tensor, key: Tensor, value: Tensor, dim: int, *, is_causal: bool, enable_gqa: bool) -> None:
+def _check(query: Tensor, key: Tensor, value: Tensor, dim: int, *, enable_gqa: bool) -> None:
     shapes = f"queries {list(query.shape)}, keys {list(key.shape)}, values {list(value.shape)}"
     if min(query.ndim, key.ndim, value.ndim) < 3 or dim % query.ndim != query.ndim - 2:
         raise ValueError(f"ring attention along dim {dim} of {shapes}: tokens are the last dim but one")
@@ -154,29 +235,8 @@ def _check(query: Tensor, key: Tensor, value: Tensor, dim: int, *, is_causal: bo
         raise ValueError(f"ring attention of {shapes}: batches, heads or keys differ")
     if query.shape[-1] != key.shape[-1] or not query.dtype == key.dtype == value.dtype:
         raise ValueError(f"ring attention of {shapes}: sizes or dtypes differ")
-    if is_causal and query.shape[-2] != key.shape[-2]:
-        raise ValueError(f"causal ring attention of {shapes}: there must be as many queries as keys")
-
-
-@lru_cache(maxsize=4096)
-def _visible(size: int, cut: Cut, n: int, rank: int, other: int) -> tuple[_Pairs, ...]:
-    """The pairs of own queries and another rank's keys that are legal, where both are cut alike.
-
-    Spans of two ranks are apart and ascend: a span of queries sees all of the first spans of keys, nothing of the rest.
-    """
-    own, theirs = spans(size, cut, n, rank), spans(size, cut, n, other)
-    length = size // n
-    if rank == other:
-        return (_Pairs(0, length, length, causal=True),) if length else ()
-    found: list[_Pairs] = []
-    start = 0
-    seen_by = [(stop - begin, sum(b - a for a, b in theirs if a < begin)) for begin, stop in own]
-    for seen, group in groupby(seen_by, key=lambda one: one[1]):
-        stop = start + sum(count for count, _ in group)
-        if seen and stop > start:
-            found.append(_Pairs(start, stop, seen))
-        start = stop
-    return tuple(found)
+    if query.shape[-2] != key.shape[-2]:
+        raise ValueError(f"ring attention of {shapes}: there must be as many queries as keys")
 
 
 class _Ring(torch.autograd.Function):
@@ -184,38 +244,35 @@ class _Ring(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, how: _How, *operands: Tensor) -> tuple[Tensor, ...]:
-        axis = how.axis
-        rows = [operands[at : at + 3] for at in range(0, len(operands), 3)]
-        query, key, value = rows[0]
-        kernel = _Kernel(query, key, value, how.scale)
-        packs: Sequence[Tensor] = [_packed(key, value) for _, key, value in rows]
-        seen: list[tuple[Tensor, Tensor]] = []
+        axis, count = how.axis, 3 if how.dropping is None else 4
+        rows = [operands[at : at + count] for at in range(0, len(operands), count)]
+        kernel = _Kernel(rows[0], how)
+        packs: Sequence[Tensor] = [_packed(*row[1:3]) for row in rows]
+        seen: list[tuple[Tensor, Tensor] | None] = [None] * len(rows)
         for step in range(axis.size):
             coming = axis.start(SEND_RECV, packs) if step < axis.size - 1 else None
-            for at, (query, own, values) in enumerate(rows):
-                key, value = _unpacked(packs[at], own, values)
-                pairs = how.pairs(query.shape[2], key.shape[2], axis.held[at], (axis.held[at] - step) % axis.size)
-                if not step:
-                    seen.append(_first(kernel, query, key, value, pairs))
-                    continue
-                for pair in pairs:
-                    part = query[:, :, pair.start : pair.stop], key[:, :, : pair.seen], value[:, :, : pair.seen]
-                    _join(seen[at], pair, kernel.forward(*part, causal=pair.causal))
+            for at, row in enumerate(rows):
+                key, value = _unpacked(packs[at], *row[1:3])
+                for pair, hidden in how.parts(row, at, step):
+                    keys = slice(*pair.keys)
+                    part = row[0][:, :, slice(*pair.queries)], key[:, :, keys], value[:, :, keys]
+                    seen[at] = _join(seen[at], pair, kernel.forward(*part, hidden), row[0])
             packs = packs if coming is None else axis.finish(coming)
-        results = [result.to(query.dtype) for (result, _), (query, _, _) in zip(seen, rows, strict=True)]
+        found = [one or _nothing(row[0], row[2], kernel.dtype) for one, row in zip(seen, rows, strict=True)]
+        results = [result.to(row[0].dtype) for (result, _), row in zip(found, rows, strict=True)]
         ctx.how = how
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*operands, *results, *(total for _, total in seen))
+        ctx.save_for_backward(*operands, *results, *(_finite(total) for _, total in found))
         return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        count = len(grads)
+        count, each = len(grads), 3 if ctx.how.dropping is None else 4
         saved: tuple[Tensor, ...] = ctx.saved_tensors
         if all(grad is None for grad in grads):
-            return (None,) * (1 + 3 * count)
-        rows = [saved[at : at + 3] for at in range(0, 3 * count, 3)]
-        results, totals = saved[3 * count : 4 * count], saved[4 * count :]
+            return (None,) * (1 + each * count)
+        rows = [saved[at : at + each] for at in range(0, each * count, each)]
+        results, totals = saved[each * count : -count], saved[-count:]
         given = [torch.zeros_like(o) if grad is None else grad for grad, o in zip(grads, results, strict=True)]
         needs = ctx.needs_input_grad[1:]
         follows = torch.is_grad_enabled()
@@ -223,8 +280,9 @@ class _Ring(torch.autograd.Function):
             back = _Backward(ctx.how, rows, results, totals, given).run(of_keys=needs[1] or needs[2])
         found: Any = [gradient for row in back for gradient in row]
         if follows:  # somebody may ask for a second derivative, which must not be nothing
-            found = _Once.apply(len(found), *found, *rows[0], *given)
-        return (None, *(gradient if need else None for gradient, need in zip(found, needs, strict=True)))
+            found = _Once.apply(len(found), *found, *rows[0][:3], *given)
+        of_rows = [found[3 * at + i] if i < 3 else None for at in range(count) for i in range(each)]
+        return (None, *(gradient if need else None for gradient, need in zip(of_rows, needs, strict=True)))
 
 
 class _Once(torch.autograd.Function):
@@ -251,14 +309,13 @@ class _Backward:
         grads: Sequence[Tensor],
     ) -> None:
         self.how, self.rows, self.results, self.totals, self.grads = how, rows, results, totals, grads
-        query, key, value = rows[0]
-        self.kernel = _Kernel(query, key, value, how.scale)
+        self.kernel = _Kernel(rows[0], how)
         self.of_queries = [torch.zeros_like(row[0], dtype=self.kernel.dtype) for row in rows]
 
     def run(self, *, of_keys: bool) -> list[tuple[Tensor, Tensor, Tensor]]:
         """The gradients of each rank's query, key and value; those of keys and values are left out unless asked for."""
         axis = self.how.axis
-        packs: Sequence[Tensor] = [_packed(key, value) for _, key, value in self.rows]
+        packs: Sequence[Tensor] = [_packed(*row[1:3]) for row in self.rows]
         own: list[Tensor] = []
         leaving = None
         for step in range(axis.size):
@@ -278,7 +335,7 @@ class _Backward:
         return [self._of(at, own[at] if of_keys else self.of_queries[at]) for at in range(len(packs))]
 
     def _of(self, at: int, own: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query, key, value = self.rows[at]
+        query, key, value = self.rows[at][:3]
         of_query = self.of_queries[at].to(query.dtype)
         if own is self.of_queries[at]:
             return of_query, key, value  # the last two are not asked for
@@ -287,14 +344,12 @@ class _Backward:
 
     def _shares(self, at: int, pack: Tensor, step: int) -> Tensor:
         """What the own queries add to the gradients of the keys and values that are here, packed as these are."""
-        axis = self.how.axis
-        query, own, values = self.rows[at]
+        query, own, values = self.rows[at][:3]
         key, value = _unpacked(pack, own, values)
         shares = torch.zeros_like(pack, dtype=self.kernel.dtype)
         of_key, of_value = _unpacked(shares, own, values)
-        pairs = self.how.pairs(query.shape[2], key.shape[2], axis.held[at], (axis.held[at] - step) % axis.size)
-        for start, stop, seen, causal in pairs:
-            tokens, keys = slice(start, stop), slice(seen)
+        for pair, hidden in self.how.parts(self.rows[at], at, step):
+            tokens, keys = slice(*pair.queries), slice(*pair.keys)
             added = self.kernel.backward(
                 self.grads[at][:, :, tokens],
                 query[:, :, tokens],
@@ -302,7 +357,7 @@ class _Backward:
                 value[:, :, keys],
                 self.results[at][:, :, tokens],
                 self.totals[at][:, :, tokens],
-                causal=causal,
+                hidden,
             )
             self.of_queries[at][:, :, tokens] += added[0]
             of_key[:, :, keys] += added[1]
@@ -310,23 +365,26 @@ class _Backward:
         return shares
 
 
-def _first(
-    kernel: _Kernel, query: Tensor, key: Tensor, value: Tensor, pairs: Sequence[_Pairs]
-) -> tuple[Tensor, Tensor]:
-    """What the own keys give, which every query sees some of: so no sum is ever empty where two are joined."""
-    for pair in pairs:
-        result, total = kernel.forward(query, key, value, causal=pair.causal)
-        return result, total
+def _nothing(query: Tensor, value: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """What is seen of no key."""
     shape = query.shape[:-1]
-    return query.new_zeros(*shape, value.shape[-1], dtype=kernel.dtype), query.new_zeros(shape, dtype=kernel.dtype)
+    return query.new_zeros(*shape, value.shape[-1], dtype=dtype), query.new_full(shape, -torch.inf, dtype=dtype)
 
 
-def _join(seen: tuple[Tensor, Tensor], pair: _Pairs, more: tuple[Tensor, Tensor]) -> None:
-    """Add what further keys give to what some queries have seen, in place."""
-    result, total = (x[:, :, pair.start : pair.stop] for x in seen)
+def _join(
+    seen: tuple[Tensor, Tensor] | None, pair: Pairs, more: tuple[Tensor, Tensor], query: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What further keys give, added to what some queries have seen, in place; None: nothing yet."""
+    if seen is None:
+        if pair.queries == (0, query.shape[2]):
+            return more
+        seen = _nothing(query, more[0], more[0].dtype)
+    result, total = (x[:, :, slice(*pair.queries)] for x in seen)
     joined = torch.logaddexp(total, more[1])
-    result.mul_((total - joined).exp_().unsqueeze(-1)).add_(more[0] * (more[1] - joined).exp_().unsqueeze(-1))
+    base = _finite(joined)
+    result.mul_((total - base).exp_().unsqueeze(-1)).add_(more[0] * (more[1] - base).exp_().unsqueeze(-1))
     total.copy_(joined)
+    return seen
 
 
 def _packed(key: Tensor, value: Tensor) -> Tensor:

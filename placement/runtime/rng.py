@@ -15,7 +15,7 @@ leaves it as it was. Recomputation without ``preserve_rng_state`` repeats the ma
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -156,6 +156,33 @@ def drop_mask(
 ) -> Tensor:
     """Which elements ``dropped`` zeroes, for 0 <= p < 1."""
     return _bits(_indices(like, cuts, spare or {}), key) < int(p * 2**63)
+
+
+class Dropping(NamedTuple):
+    """The mask of probabilities [..., queries, keys] that are dropped, block by block; see ``dropped``.
+
+    cuts and spare are those of the queries, whose keys are cut alike.
+    """
+
+    p: float
+    key: Tensor | int
+    cuts: Cuts
+    spare: Mapping[int, int]
+
+    @property
+    def factor(self) -> float:
+        """What the others are multiplied with."""
+        return 1 / (1 - self.p) if self.p < 1 else 0.0
+
+    def rows(self, query: Tensor) -> Tensor:
+        """The place of each row of probabilities in the whole: int64 [..., queries]."""
+        return _indices(query[..., 0], self.cuts, self.spare)
+
+    def mask(self, rows: Tensor, keys: Tensor, count: int) -> Tensor:
+        """Which are zeroed in these rows, at the places ``keys`` of ``count`` keys."""
+        if self.p == 1:
+            return torch.ones((), dtype=torch.bool, device=rows.device)
+        return _bits(rows.unsqueeze(-1) * count + keys, self.key) < int(self.p * 2**63)
 
 
 def _indices(like: Tensor, cuts: Cuts, spare: Mapping[int, int]) -> Tensor:

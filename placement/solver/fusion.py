@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from placement.graph.attention import ATTENTION
 from placement.graph.ir import Node, Output, Value
 from placement.rules import JointStrategy
 from placement.rules.core import arguments, lookup
@@ -291,7 +292,7 @@ def _grouped(fusion: _Ops, node: Node) -> _Joined | None:
     given = arguments(node)
     narrow = node.operands[0].dtype in (torch.float16, torch.bfloat16)
     query, key = node.operands[:2]
-    if given["attn_mask"] is not None or given["dropout_p"] or given["enable_gqa"]:
+    if given.get("attn_mask") is not None or given["dropout_p"] or given["enable_gqa"]:
         return None
     if len(query.shape) != 4 or query.shape[:2] != key.shape[:2]:
         return None
@@ -304,11 +305,12 @@ def _grouped(fusion: _Ops, node: Node) -> _Joined | None:
     sources = [use[0].operands[use[1]] for use in (key, value)]
     if sources[0].shape[1] != sources[1].shape[1]:
         return None
-    args = (node.operands[0], *sources, None, 0.0, given["is_causal"])
-    made = _made(node, node.op, args, {"scale": given["scale"], "enable_gqa": True})
+    args = (node.operands[0], *sources, *node.args[3:])
+    made = _made(node, node.op, args, {**node.kwargs, "enable_gqa": True})
     nodes = tuple(dict.fromkeys((*keys, *values, node)))
     kept = dict(zip(node.operands[1:3], sources, strict=True))
-    return _Joined(nodes, made, ((node, 0), key, value), kept)
+    marks = ((node, position) for position in range(3, len(node.operands)))
+    return _Joined(nodes, made, ((node, 0), key, value, *marks), kept)
 
 
 def _repeated(fusion: _Ops, use: _Use) -> tuple[tuple[Node, ...], _Use] | None:
@@ -345,4 +347,5 @@ _PATTERNS: dict[Any, tuple[Callable[[_Ops, Node], _Joined | None], ...]] = {
     aten.add.Tensor: (_biased,),
     aten.rsqrt.default: (_normed,),
     aten.scaled_dot_product_attention.default: (_grouped,),
+    ATTENTION: (_grouped,),
 }

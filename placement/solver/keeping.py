@@ -1,8 +1,9 @@
 """What the backward keeps, as costs of the solver's problem: the second component of every price.
 
-An op pays for what it keeps; of a storage that several ops keep the first of them pays. So no storage counts twice,
-and where several ops keep one value in different types the sum is less than there is. A net over all of them would
-count exactly: it widens the problem so much that a solve takes fifty times as long and proofs are lost.
+An op pays for what it keeps; of a storage that several ops keep the first of them pays, before others one that keeps it
+however it runs. So no storage counts twice, and where several ops keep one value in different types the sum is less
+than there is. A net over all of them would count exactly: it widens the problem so much that a solve takes fifty times
+as long and proofs are lost.
 """
 
 from __future__ import annotations
@@ -71,6 +72,9 @@ class Keeping:
         instead = kept_instead(bound)
         uses = {key: tuple(self._joined(found, instead)) for key, found in uses.items()}
         self._payers: dict[int, Node] = {}
+        for node in bound.graph.nodes:  # first those that keep it however they run
+            each = [{use.storage for use in uses[node, name]} for name in ("", *_others(node))]
+            self._payers |= dict.fromkeys(set.intersection(*each) - self._payers.keys(), node)
         for node in bound.graph.nodes:
             for use in (use for name in ("", *_others(node)) for use in uses[node, name]):
                 self._payers.setdefault(use.storage, node)

@@ -1,4 +1,4 @@
-"""Masks that are spelled out from positions become attention's flag, or go, and nothing else does."""
+"""Masks that are spelled out from positions and marks become what attention says of itself, and nothing else does."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import placement
 from placement.graph.capture import capture
+from placement.graph.ir import arguments
 from placement.graph.visibility import FALSE, TRUE, Affine
 from tests.cases.toys import close, gradients
 
@@ -45,16 +46,68 @@ EVERYTHING: dict[str, Mask] = {
     "ones": lambda s, _: torch.ones(s, s, dtype=torch.bool),
     "a true comparison": lambda s, _: torch.arange(s)[None].expand(s, s) >= 0,
 }
+
+
+def apart(s: int) -> Tensor:
+    return torch.arange(s)[:, None] - torch.arange(s)[None]
+
+
+def documents(s: int, lengths: Tensor) -> Tensor:
+    """[batch, tokens], out of where each one's second document starts."""
+    return (torch.arange(s)[None] >= lengths[:, None]).long()
+
+
+def of_positions(s: int, x: Tensor) -> Tensor:
+    """As ``looked_up``, with positions that are computed from data."""
+    ids, k = documents(s, x), torch.arange(s)
+    b = torch.arange(x.shape[0])[:, None, None, None]
+    q, k = k[None, None, :, None], k[None, None, None, :]
+    return (ids[b, k] <= ids[b, q]) & (k > q - 3)
+
+
+# What each says: bounds before and after a query, comparisons of marks, and marks of keys alone.
+SAID: dict[str, tuple[Mask, tuple[int | None, int | None, tuple[str, ...], int]]] = {
+    "the next one too": (lambda s, _: torch.ones(s, s, dtype=torch.bool).tril(diagonal=1), (None, 1, (), 0)),
+    "a window": (lambda s, _: up_to(s) & (apart(s) < 3), (2, 0, (), 0)),
+    "a window both ways": (lambda s, _: apart(s).abs() <= 2, (2, 2, (), 0)),
+    "more than the distance": (lambda s, _: apart(s).abs() < 2, (1, 1, (), 0)),
+    "what comes later": (lambda s, _: up_to(s).transpose(-1, 0), (0, None, (), 0)),
+    "of the data": (lambda s, x: up_to(s) & (torch.arange(s)[None] < x[:, None, None, None]), (None, 0, (), 1)),
+    "padding": (lambda s, x: (torch.arange(s)[None] < x[:, None])[:, None, None], (None, None, (), 1)),
+    "padding and some": (
+        lambda s, x: (torch.arange(s) < x[:, None])[:, None, None, :] & (torch.arange(s) != 1),
+        (None, None, (), 2),
+    ),
+    "documents": (
+        lambda s, x: documents(s, x)[:, None, :, None] == documents(s, x)[:, None, None, :],
+        (None, None, ("==",), 0),
+    ),
+    "documents, exchanged": (
+        lambda s, x: ~(documents(s, x)[:, None, None, :] != documents(s, x)[:, None, :, None]) & up_to(s),
+        (None, 0, ("==",), 0),
+    ),
+    "earlier documents": (
+        lambda s, x: documents(s, x)[:, None, None, :] < documents(s, x)[:, None, :, None] + 1,
+        (None, None, (">",), 0),
+    ),
+    "not of later documents": (
+        lambda s, x: ~(documents(s, x)[:, None, None, :] > documents(s, x)[:, None, :, None]),
+        (None, None, (">=",), 0),
+    ),
+    "chunks": (lambda s, _: (torch.arange(s) // 2)[:, None] == (torch.arange(s) // 2)[None], (None, None, ("==",), 0)),
+    "positions": (of_positions, (2, None, (">=",), 0)),
+}
 KEPT: dict[str, Mask] = {
-    "the next one too": lambda s, _: torch.ones(s, s, dtype=torch.bool).tril(diagonal=1),
     "not itself": lambda s, _: torch.arange(s)[:, None] >= torch.arange(s)[None] + (torch.arange(s)[:, None] > 0),
-    "a window": lambda s, _: up_to(s) & (torch.arange(s)[:, None] - torch.arange(s)[None] < 3),
-    "what comes later": lambda s, _: up_to(s).mT,
-    "of the data": lambda s, x: up_to(s) & (torch.arange(s)[None] < x[:, None, None, None]),
+    "beyond a distance": lambda s, _: apart(s).abs() >= 2,
+    "one or the other": lambda s, _: up_to(s) | (apart(s) == -1),
+    "rows of the data": lambda s, x: (torch.arange(s)[None] < x[:, None])[:, None, :, None] | up_to(s),
+    "data of both": lambda s, x: (apart(s)[None] < x[:, None, None])[:, None],
+    "by head": lambda s, _: up_to(s)[None] & (torch.arange(HEADS)[:, None, None] >= torch.arange(s)),
     "numbers": lambda s, _: torch.zeros(s, s).masked_fill(~up_to(s), -torch.inf),
     "not in steps of one": lambda s, _: torch.arange(s)[:, None] * 2 >= torch.arange(s)[None],
 }
-ALL = {**CAUSAL, **EVERYTHING, **KEPT}
+ALL = {**CAUSAL, **EVERYTHING, **KEPT, **{name: mask for name, (mask, _) in SAID.items()}}
 
 
 class Attention(nn.Module):
@@ -77,9 +130,8 @@ def inputs() -> dict[str, Tensor]:
 def attention_of(mask: Mask) -> dict[str, object]:
     names = {"x": ("batch", "seq", "width"), "lengths": ("batch",)}
     graph = capture(Attention(mask).double(), inputs(), names)
-    (node,) = (n for n in graph.nodes if "scaled_dot" in str(n.op))
-    given = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), node.args, strict=False))
-    return {**given, **node.kwargs, "program": [n.name for n in graph.nodes]}
+    (node,) = (n for n in graph.nodes if "attention" in str(n.op))
+    return {**arguments(node), "program": [n.name for n in graph.nodes], "sizes": [v.shape for v in node.operands]}
 
 
 @pytest.mark.parametrize("name", CAUSAL)
@@ -93,6 +145,21 @@ def test_a_causal_mask_becomes_the_flag(name: str) -> None:
 def test_a_mask_that_hides_nothing_goes(name: str) -> None:
     found = attention_of(EVERYTHING[name])
     assert (found.get("attn_mask"), found["is_causal"]) == (None, False)
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_what_a_mask_says(name: str) -> None:
+    """No tensor of queries and keys is left, and the op is the same as with the mask."""
+    mask, (left, right, compare, truths) = SAID[name]
+    found = attention_of(mask)
+    assert (found["left"], found["right"]) == (left, right)
+    assert (found["compare"], len(found["of_key"])) == (compare, len(compare) + truths)
+    assert not any(len(shape) == 4 and shape[-1] == shape[-2] for shape in found["sizes"])
+    model, given = Attention(mask).double(), inputs()
+    program = placement.compile(
+        model, placement.simulate(tp=1), "mesh tp\ninput x : [batch, seq, width]\n", example=given
+    )
+    close(program(**given), model(**given))
 
 
 @pytest.mark.parametrize("name", KEPT)
@@ -117,8 +184,8 @@ def test_the_result_is_that_of_one_device(name: str, cut: str) -> None:
     want.pow(3).sum().backward()
     got.pow(3).sum().backward()
     close(program.full_gradients(), gradients(model))
-    masked = "causal_mask" in program.source
-    assert masked == (name == "looked up" and "Replicate" in cut)
+    made = "rt.visible" in program.source
+    assert made == (name == "a window" or (name == "looked up" and "Replicate" in cut))
 
 
 def test_numbers_of_indices() -> None:

@@ -83,7 +83,7 @@ def measured(mesh: Any, name: str, text: str) -> tuple[Measured, Any]:
 
 CALLS = {
     "ring": r"rt\.ring_attention\((?!.*::)",  # heads that are repeated are joined to it
-    "gather": r"rt\.causal_mask|F\.scaled_dot_product_attention",
+    "gather": r"rt\.visible|F\.scaled_dot_product_attention",
     "all_to_all": r"rt\.all_to_all[\s\S]*F\.scaled_dot_product_attention",
 }
 
@@ -301,24 +301,24 @@ def test_what_cannot_be(line: str, code: str, text: str, hint: str | None) -> No
     assert hint is None or fault.hint == hint
 
 
-class Window(nn.Module):
-    """Attention whose queries see the keys beside them, by a mask that is written out."""
+class Apart(nn.Module):
+    """Attention whose queries see the keys that are not beside them, by a mask that says two things in one."""
 
     def forward(self, x: Tensor) -> Tensor:
         at = torch.arange(x.shape[1])
-        mask = (at[:, None] - at[None, :]).abs() <= 2
+        mask = (at[:, None] - at[None, :]).abs() >= 2
         heads = x.unflatten(-1, (2, 4)).transpose(1, 2)
         return F.scaled_dot_product_attention(heads, heads, heads, attn_mask=mask).transpose(1, 2).flatten(2)
 
 
 @pytest.mark.parametrize(
     ("way", "why"),
-    [("gather", "its mask is of one sequence twice"), ("ring", "the only mask of a ring is the causal one")],
+    [("gather", "its mask is of one sequence twice"), ("ring", "its mask is a tensor [queries, keys]")],
 )
 def test_a_mask_that_a_way_has_no_use_for(way: str, why: str) -> None:
     spec = f"mesh cp\ninput input : [batch, seq, width], Shard(seq) @ cp\nstrategy 0 : {way} @ cp\n"
     with pytest.raises(placement.PlacementError) as caught:
-        placement.plan(nn.Sequential(Window()), {"cp": 2}, spec, example={"input": torch.randn(2, 8, 8)})
+        placement.plan(nn.Sequential(Apart()), {"cp": 2}, spec, example={"input": torch.randn(2, 8, 8)})
     (fault,) = caught.value.diagnostics
     assert (fault.code, why in fault.message) == ("PLC307", True)
 
