@@ -60,7 +60,7 @@ def _attention(
     for how, mine, its in zip(compare, of_query, of_key, strict=False):
         mask = mask & COMPARISONS[how](_beside(mine).mT, _beside(its))
     for mark in of_key[len(compare) :]:
-        mask = mask & _beside(mark)
+        mask = mask & _beside(mark).bool()
     return torch.nn.functional.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, dropout_p=dropout_p, scale=scale, enable_gqa=enable_gqa
     )
@@ -68,7 +68,7 @@ def _attention(
 
 def _beside(mark: Tensor) -> Tensor:
     """Marks [tokens] or [batch, tokens] as of keys of a mask [batch, heads, queries, keys]."""
-    return mark if mark.ndim == 1 else mark[:, None, None]
+    return mark.unsqueeze(0) if mark.ndim == 1 else mark[:, None, None]
 
 
 _LIBRARY.impl("attention", _attention, "CompositeImplicitAutograd")

@@ -286,8 +286,10 @@ _TABLE: dict[str, Line] = {
 # say: the fused kernels give attention's heads inside of its tokens, so that a transpose back is no copy.
 LAYOUTS: dict[str, tuple[int, ...]] = {
     "scaled_dot_product_attention": (0, 2, 1, 3),
+    "scaled_dot_product_attention by own queries": (0, 2, 1, 3),
     "scaled_dot_product_attention by ring": (0, 2, 1, 3),
     "attention": (0, 2, 1, 3),
+    "attention by own queries": (0, 2, 1, 3),
     "attention by ring": (0, 2, 1, 3),
 }
 

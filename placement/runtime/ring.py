@@ -259,7 +259,9 @@ class _Ring(torch.autograd.Function):
                     seen[at] = _join(seen[at], pair, kernel.forward(*part, hidden), row[0])
             packs = packs if coming is None else axis.finish(coming)
         found = [one or _nothing(row[0], row[2], kernel.dtype) for one, row in zip(seen, rows, strict=True)]
-        results = [result.to(row[0].dtype) for (result, _), row in zip(found, rows, strict=True)]
+        # Heads inside of tokens, as the fused kernels have them: joining heads is no copy then.
+        laid = [result.transpose(1, 2).contiguous().transpose(1, 2) for result, _ in found]
+        results = [result.to(row[0].dtype) for result, row in zip(laid, rows, strict=True)]
         ctx.how = how
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*operands, *results, *(_finite(total) for _, total in found))
@@ -367,8 +369,9 @@ class _Backward:
 
 def _nothing(query: Tensor, value: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """What is seen of no key."""
-    shape = query.shape[:-1]
-    return query.new_zeros(*shape, value.shape[-1], dtype=dtype), query.new_full(shape, -torch.inf, dtype=dtype)
+    batch, heads, tokens, _ = query.shape
+    result = query.new_zeros(batch, tokens, heads, value.shape[-1], dtype=dtype).transpose(1, 2)
+    return result, query.new_full(query.shape[:-1], -torch.inf, dtype=dtype)
 
 
 def _join(

@@ -19,6 +19,7 @@ from tests.rules.samples import SAMPLES
 OTHERWISE = {
     "dropout.default": "the runtime's own, tested with programs",
     "scaled_dot_product_attention.default": "tested with programs: on a CPU no fused kernel takes these samples",
+    "placement.attention.default": "tested with programs, too",
     "rms_norm.default": "the runtime's own, tested with programs",
     "einsum.default": "composed of products with copies in between",
     "kl_div.default": "composed in two ways",

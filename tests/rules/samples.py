@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from placement.graph.attention import ATTENTION
 from placement.graph.rows import LINEAR
 
 aten = torch.ops.aten
@@ -416,6 +417,27 @@ sample(_ATTENTION, lambda n: (x(n, n, 3 * n, 2), x(n, n, 5, 2), x(n, n, 5, 2), x
 sample(_ATTENTION, lambda n: (x(n, n, 3, 2), x(n, n, 5, 2), x(n, n, 5, 2), b(3, 5) | (torch.arange(5) == 0)), least=5)
 sample(_ATTENTION, lambda n: (x(2, 3 * n, 3, 2), x(2, n, 5, 2), x(2, n, 5, 2)), least=3, enable_gqa=True, scale=0.3)
 sample(_ATTENTION, lambda n: (x(n, 3 * n, 2), x(n, 5, 2), x(n, 5, 2)), least=5)
+
+
+def _seen(n: int) -> tuple[Any, ...]:
+    """Queries, keys and values, and two marks of each token of both; a third of keys alone."""
+    marks = (i(n, 3 * n, high=3), i(3 * n, high=2))
+    return x(n, n, 3 * n, 2), x(n, n, 3 * n, 2), x(n, n, 3 * n, 3), marks, (*marks, torch.arange(3 * n) != 1)
+
+
+sample(ATTENTION, lambda n: (*_seen(n)[:3], (), ()), least=6, compare=(), left=2, right=1)
+sample(ATTENTION, lambda n: (*_seen(n)[:3], (), (i(n, 3 * n, high=2),)), least=6, compare=())
+sample(ATTENTION, _seen, least=6, compare=("==", ">="), right=0)
+sample(ATTENTION, _seen, least=6, compare=("!=", "<"))
+sample(
+    ATTENTION,
+    lambda n: (x(2, 3 * n, 3, 2), x(2, n, 5, 2), x(2, n, 5, 2), (), (b(2, 5),)),
+    least=3,
+    compare=(),
+    right=3,
+    enable_gqa=True,
+    scale=0.3,
+)
 
 for _reduction in range(3):
     _least = {0: 3, 1: 3, 2: 3}[_reduction]
