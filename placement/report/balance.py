@@ -70,11 +70,11 @@ def told(balance: Balance) -> str:
     order = "zigzag" if balance.zigzag else "contiguous"
     beside = f"; contiguous {_range(balance.contiguous)}" if balance.zigzag else ""
     axes = " and ".join(balance.axes)
-    left, right = balance.bounds
-    what = "causal attention" if right == 0 else "attention"
-    window = "" if left is None and right == 0 else f" with a window of {'all' if left is None else left} before"
-    window += f" and {'all' if right is None else right} after" if window and right != 0 else ""
-    return f"{_range(balance.pairs)} of {what}{window} on a rank of {axes}, {order}{beside}"
+    left, right = ("all" if bound is None else bound for bound in balance.bounds)
+    what = f"attention to {left} before and {right} after"
+    if right == 0:
+        what = "causal attention" if left == "all" else f"causal attention to {left} before"
+    return f"{_range(balance.pairs)} of {what} on a rank of {axes}, {order}{beside}"
 
 
 def _range(pairs: tuple[int, int]) -> str:
@@ -117,12 +117,15 @@ def _least_and_most(
 def _before(count: int, size: int, seen: Bounds) -> int:
     """The pairs of the first ``count`` queries, with ``size`` keys."""
     left, right = seen
-    ends = size * count  # the sum of where each query's keys end
-    if right is not None:
-        inside = min(max(0, size - right - 1), count)
-        ends = inside * (inside - 1) // 2 + inside * (right + 1) + (count - inside) * size
-    outside = 0 if left is None else max(0, count - 1 - left)
-    return ends - outside * (outside + 1) // 2
+    ends = size * count if right is None else _clipped(count, size, right + 1)
+    return ends - (0 if left is None else _clipped(count, size, -left))
+
+
+def _clipped(count: int, size: int, more: int) -> int:
+    """The sum of ``i + more``, between 0 and ``size``, for all i below ``count``."""
+    first = min(max(0, -more), count)  # what is 0 until then
+    last = min(max(first, size - more), count)  # and ``size`` from then on
+    return (first + last - 1 + 2 * more) * (last - first) // 2 + (count - last) * size
 
 
 def _cut(block: Spans, n: int, place: Place, outer: int) -> Iterator[Spans]:

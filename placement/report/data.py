@@ -47,6 +47,7 @@ def _balance(found: Balance) -> dict[str, Any]:
         "axes": list(found.axes),
         "order": "zigzag" if found.zigzag else "contiguous",
         "pairs": list(found.pairs),
+        "bounds": list(found.bounds),
         "contiguous": list(found.contiguous),
     }
 

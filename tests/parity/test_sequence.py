@@ -131,7 +131,7 @@ def test_an_early_and_a_late_chunk(name: str, n: int, way: str) -> None:
     (balance,) = said["balance"]
     each = SEQ * (SEQ + 1) // 2 // n
     own = SEQ // n
-    assert set(balance) == {"modules", "axes", "order", "pairs", "contiguous"}
+    assert set(balance) == {"modules", "axes", "order", "pairs", "bounds", "contiguous"}
     assert (balance["axes"], balance["order"], balance["pairs"]) == (["cp"], "zigzag", [each, each])
     assert balance["contiguous"] == [own * (own + 1) // 2, own * (own + 1) // 2 + own * (SEQ - own)]
     assert f"{each} pairs of causal attention on a rank of cp, zigzag" in str(program.explain())
