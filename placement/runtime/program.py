@@ -18,7 +18,7 @@ from torch.distributed.tensor.placement_types import Partial, Placement, Shard
 from placement.runtime import state
 from placement.runtime._torch import eager, itself_eager
 from placement.runtime.axis import Axis, MeshAxis
-from placement.runtime.cuts import Cut, local_shape, whole_shape
+from placement.runtime.cuts import Cut, block, local_shape, whole_shape
 from placement.runtime.errors import MeshError, SizeError, StateError
 from placement.runtime.gathers import gathered_again
 from placement.runtime.guards import Guard, Spec
@@ -221,6 +221,27 @@ class Program(Module):
             cuts = Counter(cut.dim for axis, cut in self.layout(spec) if isinstance(axis, MeshAxis) and cut != "P")
             if any(cuts[dim] > 1 for dim in self.lengths.get(name, ())):
                 raise SizeError(f"output {name!r}: no DTensor has blocks on several axes that do not divide its size")
+
+    def own_inputs(self, **whole: Any) -> dict[str, Any]:
+        """Of one-device inputs by name what this rank's call takes: its blocks, in the order that the spec says.
+
+        Whatever is no tensor, or is cut by no ``input`` line, is given back as it is.
+
+        Raises:
+            SizeError: an axis does not divide a dim.
+        """
+        return {name: self._own(name, x) for name, x in whole.items()}
+
+    def _own(self, name: str, x: Any) -> Any:
+        """The blocks of one input, or of all in a dict or list of them."""
+        if isinstance(x, dict):
+            return {key: self._own(f"{name}.{key}", item) for key, item in x.items()}
+        if type(x) in (list, tuple):
+            return type(x)(self._own(f"{name}.{index}", item) for index, item in enumerate(x))
+        if isinstance(x, Tensor) and name in self.inputs:
+            for axis, cut in self.layout(self.inputs[name][1]):
+                x = block(x, cut, axis.size, axis.rank, f"input {name!r} on axis {axis.name!r}")
+        return x
 
     # -- calling ---------------------------------------------------------------------------------
 

@@ -106,6 +106,10 @@ class Simulated(nn.Module):
             parts = {at: _joined(group, how.get(name)) for at, group in groups.items()}
         return parts[()]
 
+    def own_inputs(self, **whole: Any) -> dict[str, Any]:
+        """Inputs as they are: a simulated mesh takes those of one device."""
+        return whole
+
     @contextmanager
     def no_sync(self) -> Generator[None]:
         """See ``Program.no_sync``."""

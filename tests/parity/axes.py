@@ -20,7 +20,6 @@ from placement.graph.capture import capture
 from placement.graph.ir import Graph
 from placement.graph.precision import lifted
 from placement.report import to_json
-from placement.runtime.cuts import Cut, block
 from placement.solver.plan import Plan
 from tests.parity import measure, models
 from tests.parity.measure import Measured, call, gradients, whole
@@ -81,14 +80,8 @@ def own(program: Any, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """One-device tensors by input as a rank's program takes them; on a simulated mesh it takes them as they are."""
     if isinstance(program, rt.Simulated):
         return dict(given)
-    found = {}
-    for name, x in given.items():
-        part = x.detach()
-        for axis, cut in program.layout(program.inputs[name][1]):
-            assert isinstance(cut, Cut)
-            part = block(part, cut, axis.size, axis.rank)
-        found[name] = part.clone().requires_grad_(x.requires_grad)
-    return found
+    blocks = program.own_inputs(**{name: x.detach() for name, x in given.items()})
+    return {name: x.clone().requires_grad_(given[name].requires_grad) for name, x in blocks.items()}
 
 
 def explained(log: list[rt.Event], plan: Plan) -> None:

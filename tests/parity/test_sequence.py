@@ -152,6 +152,54 @@ def test_random_masks_follow_their_elements() -> None:
     assert any("the same masks on both sides" in note for note in found.notes)
 
 
+def hiding(what: str) -> dict[str, torch.Tensor]:
+    """Positions that start again with every document, or rows that begin and end with padding."""
+    given = inputs()
+    if what == "packed":
+        lengths = [[7, 17], [10, 3, 11]]
+        given["position_ids"] = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths])
+    if what == "padded":
+        given["attention_mask"] = torch.ones(BATCH, SEQ, dtype=torch.long)
+        given["attention_mask"][0, :5] = given["attention_mask"][1, -9:] = 0
+    return given
+
+
+WINDOWS = {
+    "use_sliding_window": True,
+    "sliding_window": 5,
+    "max_window_layers": 0,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "way", "n", "order"),
+    [
+        ("qwen3", "packed", "ring", 3, ZIGZAG),
+        ("many", "packed", "gather", 2, "Shard(seq)"),
+        ("qwen3", "window", "ring", 4, "Shard(seq)"),
+        ("qwen3", "window", "gather", 2, ZIGZAG),
+        ("one", "padded", "ring", 2, "Shard(seq)"),
+        ("gpt2", "padded", "all_to_all", 2, ZIGZAG),
+        ("bert", "padded", "ring", 3, "Shard(seq)"),
+    ],
+)
+def test_what_transformers_hides(name: str, what: str, way: str, n: int, order: str) -> None:
+    """Sliding windows, packed documents and padding, as its own masks say them."""
+    family, config, _ = MODELS[name]
+    model, given = models.build(family, **config, **(WINDOWS if what == "window" else {})), hiding(what)
+    text = _text(name, way, order).replace(", ".join(inputs()), ", ".join(given))
+    found = Measured()
+    with lifted(torch.float64):
+        graph = capture(model, given, dict.fromkeys(given, ("batch", "seq")))
+    with mock.patch.object(api, "capture", return_value=graph):
+        program = placement.compile(model, rt.simulate(cp=n), text, example=given)
+    axes.explained(axes.compared(found, model, program, given), program.plan)
+    assert not found.problems()
+    assert ("rt.ring_attention" if way == "ring" else "rt.visible") in program.source
+    assert not any(v.shape[-2:] == v.shape[-1:] * 2 for node in graph.nodes for v in node.results if len(v.shape) == 4)
+
+
 class Positions(nn.Module):
     """A learned row for each place of the sequence."""
 
@@ -321,6 +369,31 @@ def test_a_mask_that_a_way_has_no_use_for(way: str, why: str) -> None:
         placement.plan(nn.Sequential(Apart()), {"cp": 2}, spec, example={"input": torch.randn(2, 8, 8)})
     (fault,) = caught.value.diagnostics
     assert (fault.code, why in fault.message) == ("PLC307", True)
+
+
+class Nested(nn.Module):
+    def forward(self, x: Tensor, more: dict[str, Any]) -> Tensor:
+        return (x * more["scale"][0] + more["shift"]).tanh()
+
+
+def test_own_inputs() -> None:
+    """Of several axes, in any order of blocks, wherever a tensor is in the arguments."""
+    x = torch.arange(2 * 24, dtype=torch.float64).reshape(2, 24)
+    given = {"x": x, "more": {"scale": [x + 1], "shift": x[:, :1] * 0}}
+    placed = f"{ZIGZAG} @ cp, Shard(seq) @ tp"
+    spec = f"mesh cp\nmesh tp\ninput x : [batch, seq], {placed}\ninput more.scale.0 : [batch, seq], {placed}\n"
+    program = placement.compile(Nested(), rt.simulate(cp=2, tp=2), spec, example=given)
+    assert program.own_inputs(**given) is not given
+    chunks = [torch.cat((x[:, 0:6], x[:, 18:24]), 1), x[:, 6:18]]
+    for rank, one in enumerate(program.programs):
+        own = one.own_inputs(**given, flag=True)
+        want = chunks[rank // 2].chunk(2, 1)[rank % 2]
+        assert torch.equal(own["x"], want)
+        assert torch.equal(own["more"]["scale"][0], want + 1)
+        assert own["more"]["shift"] is given["more"]["shift"]
+        assert own["flag"] is True
+    with pytest.raises(rt.SizeError, match="input 'x' on axis 'cp'"):
+        program.programs[0].own_inputs(x=x[:, :6])
 
 
 ORDER_FAULTS = [
