@@ -226,7 +226,7 @@ _SLOTS: tuple[tuple[tuple[str, ...], str, Slot | None], ...] = (
     (("param",), r"[:,]$", Slot.STORED),
     (("param",), r"[:,]\s*stored$", Slot.PLACEMENT),
     (("input", "value", "output"), r"[:,]$", Slot.PLACEMENT),
-    (("strategy",), r":$", Slot.STRATEGY),
+    (("strategy",), r"[:+]$", Slot.STRATEGY),
     (("lower",), r"[:,]$", Slot.SETTING),
     (("lower",), r"=$", Slot.CHOICE),
     (("expect",), r":$", Slot.COLLECTIVE),

@@ -75,7 +75,7 @@ RULES: tuple[Rule, ...] = (
     Rule(r"(?<![\w.*\-])([+\-]?\d+(?:\.\d+)?(?:[eE][+\-]?\d+)?)(?![\w.*\-])", (Kind.NUMBER,)),
     Rule(r"([\w\-]+)", (Kind.NAME,)),
     Rule(r"(\*+)", (Kind.WILDCARD,)),
-    Rule(r"([<>]=?|==|=|@(?=[ \t]*(?:#|$)))", (Kind.OPERATOR,)),  # an axis may stand on the next line
+    Rule(r"([<>]=?|==|=|\+|@(?=[ \t]*(?:#|$)))", (Kind.OPERATOR,)),  # an axis may stand on the next line
     Rule(r"([:,.()\[\]{}])", (Kind.PUNCTUATION,)),
     Rule(r"(\S)", (Kind.ERROR,)),
 )

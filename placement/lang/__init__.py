@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from placement.lang.render import render
     from placement.lang.source import Span
     from placement.lang.spec import (
+        Chosen,
         Device,
         ExpectLine,
         Figure,
@@ -59,6 +60,7 @@ _WHERE = {
 
 __all__ = [
     "CODES",
+    "Chosen",
     "Code",
     "Device",
     "Diagnostic",

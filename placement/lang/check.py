@@ -16,6 +16,7 @@ from placement.lang.spec import (
     LOWERINGS,
     PARAMETER_DIMS,
     RESOURCES,
+    Chosen,
     ExpectLine,
     Figure,
     InputLine,
@@ -25,7 +26,6 @@ from placement.lang.spec import (
     PlacingLine,
     Setting,
     Spec,
-    StrategyLine,
     ValueLine,
 )
 from placement.types import Auto, Partial, Replicate, Shard
@@ -96,7 +96,8 @@ def _check_axes(spec: Spec, found: Diagnostics) -> None:
     axes = list(dict.fromkeys(str(axis.name) for axis in spec.axes))
     dims = set(_declared(spec))
     placed = (placed for statement in spec.placing for placed in statement.placed)
-    users: tuple[Placed | StrategyLine | ExpectLine, ...] = (*placed, *spec.strategies, *spec.expects)
+    ways = (way for line in spec.strategies for way in line.ways)
+    users: tuple[Placed | Chosen | ExpectLine, ...] = (*placed, *ways, *spec.expects)
     for user in users:
         if not axes:
             # One cause, told once at the first placement.
@@ -118,7 +119,7 @@ def _check_axes(spec: Spec, found: Diagnostics) -> None:
             found.error("PLC113", f"the mesh has several axes and this {what} names none", span, hint=hint)
 
 
-def _for_all_axes(user: Placed | StrategyLine) -> bool:
+def _for_all_axes(user: Placed | Chosen) -> bool:
     """Whether it may speak of all axes at once, as a budget may: what is the same on each."""
     return isinstance(user, Placed) and isinstance(user.placement, Replicate | Auto) and not user.stored
 

@@ -43,6 +43,13 @@ def _declared_twice(spec: Spec, found: Diagnostics) -> None:
                 if name in own:
                     found.error("PLC112", f"{kind} '{name}' twice in one line", name.span)
                 own.add(name)
+    for line in spec.strategies:
+        axes: dict[str | None, Span] = {}
+        for way in line.ways:
+            axis = spec.axis_of(way)
+            if axis is not None and axes.setdefault(axis, way.span) is not way.span:
+                text = f"a strategy on axis '{axis}' twice in one line"
+                found.error("PLC112", text, way.span, notes=_first(axes[axis]))
     for line in spec.lowers:
         keys: dict[str, Span] = {}
         for setting in line.settings:
@@ -169,7 +176,8 @@ def _dims_disagree(spec: Spec, found: Diagnostics) -> None:
 def _runs_disagree(spec: Spec, found: Diagnostics) -> None:
     """One pattern with two implementations on an axis, or two values of a setting."""
     said: list[tuple[Pattern, str, str, Name]] = []
-    said += [(line.pattern, f"on axis '{spec.axis_of(line)}'", "strategy", line.name) for line in spec.strategies]
+    for line in spec.strategies:
+        said += [(line.pattern, f"on axis '{spec.axis_of(way)}'", "strategy", way.name) for way in line.ways]
     for line in spec.lowers:
         said += [(line.pattern, str(setting.key), str(setting.key), setting.value) for setting in line.settings]
     first: dict[tuple[str, str], tuple[Name, Pattern]] = {}

@@ -302,16 +302,27 @@ class OutputLine:
 
 
 @record
-class StrategyLine:
-    """``strategy PATTERN : ring @ cp``: the implementation that the op of a module has on an axis."""
+class Chosen:
+    """``ring @ cp``: an implementation on an axis."""
 
-    pattern: Pattern
     name: Name
     axis: Name | None
     span: Span = field(compare=False)
 
     def __str__(self) -> str:
-        return f"strategy {self.pattern} : {self.name}{_at(self.axis)}"
+        return f"{self.name}{_at(self.axis)}"
+
+
+@record
+class StrategyLine:
+    """``strategy PATTERN : all_to_all @ tp + ring @ cp``: how the op of a module runs on each axis."""
+
+    pattern: Pattern
+    ways: tuple[Chosen, ...]
+    span: Span = field(compare=False)
+
+    def __str__(self) -> str:
+        return f"strategy {self.pattern} : {' + '.join(map(str, self.ways))}"
 
 
 @record
@@ -411,7 +422,7 @@ class Spec:
         """The statements that place something or name its dims."""
         return (*self.inputs, *self.params, *self.values, *self.outputs)
 
-    def axis_of(self, placed: Placed | StrategyLine | ExpectLine) -> str | None:
+    def axis_of(self, placed: Placed | Chosen | ExpectLine) -> str | None:
         """The axis that ``placed`` speaks of; None where it is left out and the spec has not exactly one."""
         if placed.axis is not None:
             return str(placed.axis)

@@ -23,7 +23,7 @@ KEYWORDS = (
     *("within", "include"),
 )
 
-CARRIES = ",:=@"
+CARRIES = ",:=@+"
 """Signs that carry a statement over to the next line where they end one."""
 
 MAX_DEPTH = 64

@@ -16,6 +16,7 @@ from placement.lang.source import Source
 from placement.lang.spec import (
     DIRECTIONS,
     UNITS,
+    Chosen,
     Comparison,
     Device,
     ExpectLine,
@@ -199,8 +200,7 @@ class _Builder:
         return OutputLine(self._items(tree), self._placements(tree), self.span)
 
     def strategy(self, tree: Node) -> StrategyLine:
-        _, name, axis = map(_node, tree.children)
-        return StrategyLine(self._pattern(tree), self._name(_present(name)), self._axis(axis), self.span)
+        return StrategyLine(self._pattern(tree), tuple(map(self._way, tree.named("way"))), self.span)
 
     def lower(self, tree: Node) -> LowerLine:
         return LowerLine(self._pattern(tree), tuple(map(self._setting, tree.named("setting"))), self.span)
@@ -261,6 +261,10 @@ class _Builder:
     def _setting(self, tree: Node) -> Setting:
         key, value = self._name(_present(tree.children[0])), self._word(_leaf(tree.children[1]))
         return Setting(key, value, _joined(key.span, value.span))
+
+    def _way(self, tree: Node) -> Chosen:
+        name, axis = self._name(_present(tree.children[0])), self._axis(_node(tree.children[1]))
+        return Chosen(name, axis, name.span if axis is None else _joined(name.span, axis.span))
 
     def _pattern(self, tree: Node) -> Pattern:
         token = tree.named("pattern")[0].token

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from placement.graph.ir import Graph, Node, op_name
 from placement.lang.diagnostics import Diagnostics, did_you_mean
-from placement.lang.spec import Span, Spec, StrategyLine
+from placement.lang.spec import Chosen, Name, Pattern, Span, Spec
 from placement.rules import Context, Way, lookup, runs_as, strategies
 from placement.solver.mesh import Mesh
 
@@ -24,11 +24,25 @@ def insisted(
     chosen = _Chosen(graph, found)
     names = [axis.name for axis in mesh.axes]
     for line in spec.strategies:
-        axis = spec.axis_of(line)
-        if axis in names:
-            chosen.add(line, names.index(axis), contexts[names.index(axis)])
+        for one in line.ways:
+            axis = spec.axis_of(one)
+            if axis in names:
+                chosen.add(_Part(line.pattern, one), names.index(axis), contexts[names.index(axis)])
     chosen.refuse_groups(contexts, mesh)
     return chosen.ways
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a line says of one axis."""
+
+    pattern: Pattern
+    chosen: Chosen
+
+    @property
+    def name(self) -> Name:
+        """The way's."""
+        return self.chosen.name
 
 
 @dataclass(slots=True)
@@ -36,9 +50,9 @@ class _Chosen:
     graph: Graph
     found: Diagnostics
     ways: dict[tuple[Node, int], Way] = field(default_factory=dict)
-    lines: dict[tuple[Node, int], StrategyLine] = field(default_factory=dict)
+    lines: dict[tuple[Node, int], _Part] = field(default_factory=dict)
 
-    def add(self, line: StrategyLine, index: int, context: Context) -> None:
+    def add(self, line: _Part, index: int, context: Context) -> None:
         """What one line insists on."""
         inside = [path for path in self.graph.modules if line.pattern.matches(path)]
         nodes = [node for node in self.graph.nodes if any(_within(node.module, path) for path in inside)]
@@ -56,7 +70,7 @@ class _Chosen:
             if way is not None and not self._take(line, node, index, way, context):
                 return  # one cause, told once
 
-    def _take(self, line: StrategyLine, node: Node, index: int, way: Way, context: Context) -> bool:
+    def _take(self, line: _Part, node: Node, index: int, way: Way, context: Context) -> bool:
         earlier = self.lines.setdefault((node, index), line)
         if earlier.name != line.name:
             text = f"'{op_name(node.op)}' in '{node.module}' runs by {line.name} here, by {earlier.name} elsewhere"

@@ -61,6 +61,8 @@ ONE = [
     ("limit 60 GB", "PLC003", 1, 7, "60"),
     ("limit memory <= 60 GB", "PLC013", 1, 14, "<"),
     ("strategy a : ring @", "PLC003", 1, 20, ""),
+    ("strategy a : ring @ cp +", "PLC003", 1, 25, ""),
+    ("strategy a : ring @ cp, gather @ tp", "PLC003", 1, 23, ","),
     ("strategy a : ring(2) @ cp", "PLC003", 1, 18, "("),
     ("lower a : overlap", "PLC003", 1, 18, ""),
     ("lower a : overlap = ring gathered = again", "PLC003", 1, 26, "gathered"),

@@ -232,8 +232,11 @@ def test_limit():
 
 def test_strategy():
     (line,) = parse("within a {\n strategy b.* : ring @ cp\n}").strategies
-    assert (str(line.pattern), line.name, line.axis) == ("a.b.*", "ring", "cp")
-    assert only("strategy a : ring").axis is None
+    assert (str(line.pattern), [(way.name, way.axis) for way in line.ways]) == ("a.b.*", [("ring", "cp")])
+    assert only("strategy a : ring").ways[0].axis is None
+    two = only("strategy a : all_to_all @ tp +\n  ring @ cp")
+    assert [(way.name, way.axis) for way in two.ways] == [("all_to_all", "tp"), ("ring", "cp")]
+    assert str(two) == "strategy a : all_to_all @ tp + ring @ cp"
 
 
 def test_lower():

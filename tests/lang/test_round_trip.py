@@ -44,6 +44,7 @@ bounds = st.sampled_from(["2", "0", "2 MiB", "1.5GB"])
 inner = st.one_of(
     inner,
     st.builds("strategy {} : {}{}".format, paths, words, at),
+    st.builds("strategy {} : {}{} + {}{}".format, paths, words, at, words, at),
     st.builds("lower {} : {}".format, paths, settings_),
     st.builds(
         "expect {} : {}{} {} {} {}".format,

@@ -14,7 +14,7 @@ from tests.parity.marked import MASKS, Model, inputs, spec
 @pytest.mark.parametrize("way", ["gather", "all_to_all", "ring"])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_what_each_way_keeps(way: str, dropout: float) -> None:
-    for mask in MASKS:
+    for mask in MASKS if not dropout else ("packed", "padded"):
         model, given = Model(mask, 4, dropout).float(), inputs()
         given["x"] = given["x"].detach().float().requires_grad_()
         program = placement.compile(model, rt.simulate(cp=2), spec(way, ", zigzag"), example=given)

@@ -249,7 +249,7 @@ SEVERAL = {
     "hybrid": (
         {"cp": 3, "tp": 2},
         f"{ZIGZAG} @ cp, Shard(seq) @ tp",
-        "strategy model : ring @ cp\nstrategy model : all_to_all @ tp\n",
+        "strategy model : ring @ cp + all_to_all @ tp\n",
         r"all_to_all\([\s\S]*ring_attention\(.*self\.cp, 2",
     ),
 }
@@ -403,7 +403,7 @@ ORDER_FAULTS = [
     (
         {"cp": 2, "tp": 2},
         SEQ,
-        "strategy ** : ring @ cp\nstrategy ** : ring @ tp",
+        "strategy ** : ring @ cp + ring @ tp",
         "PLC307",
         "axes 'cp' and 'tp' together",
     ),
