@@ -15,6 +15,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -198,6 +199,48 @@ def test_what_transformers_hides(name: str, what: str, way: str, n: int, order: 
     assert not found.problems()
     assert ("rt.ring_attention" if way == "ring" else "rt.visible") in program.source
     assert not any(v.shape[-2:] == v.shape[-1:] * 2 for node in graph.nodes for v in node.results if len(v.shape) == 4)
+
+
+class Seen(nn.Module):
+    """The text side of a model that sees: each token has a place in time, in height and in width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        kind = transformers.models.qwen2_5_vl
+        config = {"hidden_size": 48, "intermediate_size": 72, "num_hidden_layers": 1, "num_attention_heads": 8}
+        config |= {"num_key_value_heads": 4, "vocab_size": 88, "use_cache": False}
+        config["rope_parameters"] = {"rope_type": "default", "mrope_section": [1, 1, 1], "rope_theta": 100.0}
+        words = {"bos_token_id": 0, "eos_token_id": 0}
+        self.model = kind.modeling_qwen2_5_vl.Qwen2_5_VLTextModel(
+            kind.configuration_qwen2_5_vl.Qwen2_5_VLTextConfig(**config, **words)
+        )
+
+    def forward(self, inputs_embeds: Tensor, position_ids: Tensor) -> dict[str, Tensor]:
+        y = self.model(inputs_embeds=inputs_embeds, position_ids=position_ids).last_hidden_state
+        return {"y": y, "loss": (y * torch.arange(1, y.shape[1] + 1)[:, None]).sin().sum()}
+
+
+def test_positions_of_three_kinds() -> None:
+    draw = torch.Generator().manual_seed(1)
+    model = Seen().double().train()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=draw, dtype=torch.float64))
+    x = torch.randn(BATCH, SEQ, 48, generator=draw, dtype=torch.float64).requires_grad_()
+    given = {"inputs_embeds": x, "position_ids": torch.randint(0, 30, (3, BATCH, SEQ), generator=draw)}
+    with lifted(torch.float64):
+        dims = {"inputs_embeds": ("batch", "seq", "hidden"), "position_ids": ("kinds", "batch", "seq")}
+        graph = capture(model, given, dims)
+    for way in ("ring", "gather"):
+        spec = f"mesh cp over quick\nlink quick = 10 GB/s, 1 ns\ninput inputs_embeds : [batch, seq, hidden], {ZIGZAG} @ cp\n"
+        spec += (
+            f"input position_ids : [kinds, batch, seq], {ZIGZAG} @ cp\nstrategy model.layers.*.self_attn : {way} @ cp\n"
+        )
+        with mock.patch.object(api, "capture", return_value=graph):
+            program = placement.compile(model, rt.simulate(cp=2), spec, example=given)
+        found = Measured()
+        axes.explained(axes.compared(found, model, program, given), program.plan)
+        assert not found.problems()
 
 
 class Positions(nn.Module):
