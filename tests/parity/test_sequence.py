@@ -232,10 +232,9 @@ def test_positions_of_three_kinds() -> None:
         dims = {"inputs_embeds": ("batch", "seq", "hidden"), "position_ids": ("kinds", "batch", "seq")}
         graph = capture(model, given, dims)
     for way in ("ring", "gather"):
-        spec = f"mesh cp over quick\nlink quick = 10 GB/s, 1 ns\ninput inputs_embeds : [batch, seq, hidden], {ZIGZAG} @ cp\n"
-        spec += (
-            f"input position_ids : [kinds, batch, seq], {ZIGZAG} @ cp\nstrategy model.layers.*.self_attn : {way} @ cp\n"
-        )
+        spec = f"mesh cp over quick\nlink quick = 10 GB/s, 1 ns\nstrategy model.layers.*.self_attn : {way} @ cp\n"
+        spec += f"input inputs_embeds : [batch, seq, hidden], {ZIGZAG} @ cp\n"
+        spec += f"input position_ids : [kinds, batch, seq], {ZIGZAG} @ cp\n"
         with mock.patch.object(api, "capture", return_value=graph):
             program = placement.compile(model, rt.simulate(cp=2), spec, example=given)
         found = Measured()
