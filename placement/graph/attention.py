@@ -174,6 +174,7 @@ def _marks(element: Element, tokens: int, whole: tuple[Size, ...]) -> bool:
     """Whether it is one of a tensor of a number for each of these tokens, perhaps in each batch, in this order."""
     dims = [tuple(place.by.items()) for place in element.at if place.by]
     known = [((0, 1),), ((tokens, 1),)] if len(whole) == 4 else [((tokens, 1),)]
-    plain = all(not place.const for place in element.at) and dims in (known, known[-1:])
-    sizes = [size for size, place in zip(element.value.shape, element.at, strict=True) if place.by]
+    pairs = list(zip(element.value.shape, element.at, strict=True))
+    plain = all(not place.const and (place.by or size == 1) for size, place in pairs) and dims in (known, known[-1:])
+    sizes = [size for size, place in pairs if place.by]
     return plain and sizes == [whole[dim] for ((dim, _),) in dims]

@@ -1,0 +1,97 @@
+"""Masks put together at random mean to attention what they say, whatever of them is read."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import placement
+from tests.cases.toys import close
+
+BATCH, HEADS, WIDTH = 2, 2, 4
+Part = Callable[[int, Tensor, Tensor], Tensor]  # of the length, documents and what is kept
+
+
+def at(s: int, *, offset: int = 0, step: int = 1) -> Tensor:
+    return torch.arange(offset, offset + step * s, step)
+
+
+PARTS: list[Part] = [
+    lambda s, d, k: at(s)[:, None] >= at(s),
+    lambda s, d, k: at(s)[None] > at(s).unsqueeze(-1),
+    lambda s, d, k: at(s)[:, None] - at(s) < 3,
+    lambda s, d, k: (at(s)[:, None] - at(s)).abs() <= 2,
+    lambda s, d, k: (at(s)[:, None] - at(s)).abs() > 1,
+    lambda s, d, k: 2 * at(s)[:, None] >= at(s, step=2) - 3,
+    lambda s, d, k: at(s, step=2)[:, None] >= at(s),
+    lambda s, d, k: at(s + 3)[2 : s + 2, None] >= at(s),
+    lambda s, d, k: at(2 * s)[::2][:, None] != at(s, step=2),
+    lambda s, d, k: (4 - at(s))[:, None] <= at(s),
+    lambda s, d, k: at(s).flip(0)[:, None] >= at(s),
+    lambda s, d, k: at(s)[1:2, None] <= at(s),
+    lambda s, d, k: torch.ones(s, s, dtype=torch.bool).tril(1),
+    lambda s, d, k: torch.ones(1, s, dtype=torch.bool).triu(1).expand(s, s),
+    lambda s, d, k: torch.full((s, s), True).triu(-2).transpose(0, 1),
+    lambda s, d, k: d[:, None, :, None] == d[:, None, None],
+    lambda s, d, k: d[:, None, :, None] > d[:, None, None] - 1,
+    lambda s, d, k: d[:, None, None] != 1,
+    lambda s, d, k: d[:, :, None].le(d[:, None])[:, None],
+    lambda s, d, k: d[:1, :, None] == d[:1, None],
+    lambda s, d, k: (at(s) // 2)[:, None] == at(s) // 2,
+    lambda s, d, k: (at(s) % 3)[:, None] < at(s) % 2,
+    lambda s, d, k: k[:, None, None],
+    lambda s, d, k: k[:, None, :, None],
+    lambda s, d, k: k[torch.arange(k.shape[0])[:, None, None, None], at(s)[None, None, None]],
+    lambda s, d, k: d[0, at(s)][:, None] >= d[1, at(s)],
+    lambda s, d, k: torch.ones(s, dtype=torch.int64).cumsum(0)[:, None] > at(s),
+]
+
+
+class Drawn(nn.Module):
+    """Attention with a mask of one to three parts, some of them turned around."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        draw = random.Random(seed)
+        self.parts = [
+            (draw.choice(PARTS), draw.random() < 0.3, draw.random() < 0.1) for _ in range(draw.choice((1, 2, 3)))
+        ]
+        self.up = nn.Linear(WIDTH, HEADS * WIDTH)
+
+    def forward(self, x: Tensor, documents: Tensor, kept: Tensor) -> Tensor:
+        mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool)
+        for part, negative, either in self.parts:
+            made = part(x.shape[1], documents, kept)
+            made = ~made if negative else made
+            mask = mask | made if either else mask & made
+        heads = self.up(x).unflatten(-1, (HEADS, WIDTH)).transpose(1, 2)
+        return F.scaled_dot_product_attention(heads, heads.flip(-1), heads, attn_mask=mask)
+
+
+def inputs(seq: int) -> dict[str, Tensor]:
+    draw = torch.Generator().manual_seed(seq)
+    return {
+        "x": torch.randn(BATCH, seq, WIDTH, generator=draw, dtype=torch.float64),
+        "documents": torch.randint(0, 3, (BATCH, seq), generator=draw),
+        "kept": torch.rand(BATCH, seq, generator=draw) > 0.3,
+    }
+
+
+@pytest.mark.parametrize("start", range(0, 120, 20))
+def test_what_is_read_is_what_is_said(start: int) -> None:
+    """At the captured length, which may be that of the batch, and at another."""
+    read = 0
+    for seed in range(start, start + 20):
+        model = Drawn(seed).double()
+        seq = (2, 5, 6)[seed % 3]
+        spec = "mesh tp\ninput x : [batch, seq, width]\ninput documents, kept : [batch, seq]\n"
+        program = placement.compile(model, placement.simulate(tp=1), spec, example=inputs(seq))
+        read += "rt.visible" in program.source
+        for length in (seq, 7):
+            close(program(**inputs(length)), model(**inputs(length)))
+    assert read
