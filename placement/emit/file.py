@@ -10,7 +10,7 @@ import sympy
 import torch
 
 from placement.emit.blocks import Block
-from placement.emit.expressions import Printer, cut_text, size_text
+from placement.emit.expressions import Printer, cut_text, draws, size_text
 from placement.emit.text import WIDTH, class_name, dtype_kind, folded_paths, member
 from placement.graph.ir import Parameter, Value
 from placement.solver.lengths import parts
@@ -126,6 +126,8 @@ class File:
         lines += self._uneven()
         if any(kind.stored for parameter in plan.graph.parameters for kind in plan.produced[parameter.value]):
             lines.append("gathers = True  # parameters are kept in blocks, and gathered again in backward")
+        if any(map(draws, plan.graph.nodes)):
+            lines.append("draws = True  # random numbers, in training")
         if plan.graph.training_only:
             lines.append(
                 f"training_only = {plan.graph.training_only!r}  # branches on `training`, taken as in training"

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Protocol, TypeVar
 
@@ -105,6 +106,14 @@ def demand(condition: torch.Tensor, message: str) -> None:
 def in_backward() -> bool:
     """Whether this thread runs a node of a backward pass (recomputation of a forward included)."""
     return torch._C._current_graph_task_id() != -1
+
+
+def recomputing() -> bool:
+    """As ``in_backward``, also where the rank's thread was started by a node of a backward pass."""
+    return in_backward() or _started_in_backward.get()
+
+
+_started_in_backward: ContextVar[bool] = ContextVar("_started_in_backward", default=False)
 
 
 def backward_pass() -> int:
@@ -253,9 +262,10 @@ class ThreadState:
     """What torch keeps per thread and a rank's thread must share with the caller's.
 
     Grad and inference mode, autocast, saved-tensor hooks, function and dispatch modes, the
-    accelerator's stream.
+    accelerator's stream, and whether it runs a node of a backward pass.
     """
 
+    backward: bool
     grad: bool
     inference: bool
     autocast: tuple[tuple[str, torch.dtype], ...]
@@ -269,6 +279,7 @@ class ThreadState:
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         devices = ("cpu",) if accelerator is None else ("cpu", accelerator.type)
         return cls(
+            backward=recomputing(),
             grad=torch.is_grad_enabled(),
             inference=torch.is_inference_mode_enabled(),
             autocast=tuple((d, torch.get_autocast_dtype(d)) for d in devices if torch.is_autocast_enabled(d)),
@@ -281,6 +292,7 @@ class ThreadState:
     @contextmanager
     def applied(self) -> Generator[None]:
         """This thread in the captured thread's state."""
+        _started_in_backward.set(self.backward)
         with ExitStack() as stack:
             if self.stream is not None:
                 torch.accelerator.set_stream(self.stream)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from math import ceil, floor
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from placement.runtime.axis import Axis, MeshAxis
 from placement.runtime.cuts import Cut, local_shape
@@ -15,15 +17,14 @@ from placement.runtime.lengths import Padded, lengthened
 from placement.runtime.outputs import mapped
 
 if TYPE_CHECKING:
-    import inspect
     from collections.abc import Mapping
     from types import CodeType
-
-    from torch import Tensor
 
     from placement.runtime.lengths import Lengths
 
 Spec = tuple[Any, ...]  # (dims, cut), (dims, cut, kind) or (dims, cut, kind, whether a gradient may be asked for)
+
+_REMEMBERED = 64  # kinds of calls
 
 _FUNCTIONS = {
     "min": min,
@@ -56,12 +57,18 @@ class Guard:
         self.axes = dict(axes or {})
         self.uneven = dict(uneven or {})
         self.same_blocks = same_blocks
+        kinds = {parameter.kind for parameter in signature.parameters.values()}
+        named = kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD}
+        self._names = frozenset(signature.parameters) if named else None  # None: what is given has to be sorted out
+        self._accepted: dict[tuple[Any, ...], Lengths] = {}  # by all that the checks look at, what they found
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Guard:
-        return self  # it is never changed
+        return self  # what it checks is never changed
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The call's arguments by name."""
+        if not args and kwargs.keys() == self._names:  # nothing to sort out
+            return kwargs
         return dict(self.signature.bind(*args, **kwargs).arguments)
 
     def layout(self, name: str) -> tuple[tuple[Axis, Cut], ...]:
@@ -77,13 +84,35 @@ class Guard:
             SizeError: names the input, dim, size and axis.
             TypeError: a tensor of another kind (int for float).
         """
-        tensors: dict[str, Tensor] = {}
-        mapped(lambda name, values: tensors.update({name: values[0]}), [dict(arguments)])
-        known = {name: x for name, x in tensors.items() if name in self.inputs}
+        known = self._inputs(arguments)
+        seen: list[Any] = [local, torch.is_grad_enabled()]
         for name, x in known.items():
-            _check_kind(name, x, self.inputs[name])
+            seen += name, x.shape, x.dtype, x.requires_grad
+        key = tuple(seen)
+        lengths = self._accepted.get(key)
+        if lengths is None:
+            for name, x in known.items():
+                _check_kind(name, x, self.inputs[name])
         if local and self.same_blocks:
             self._compare_blocks(known)
+        if lengths is None:
+            if len(self._accepted) >= _REMEMBERED:
+                self._accepted.clear()
+            lengths = self._accepted[key] = self._fitting(known, local=local)
+        return lengths
+
+    def _inputs(self, arguments: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The inputs among the arguments, by dotted name."""
+        found: dict[str, Tensor] = {}
+        for name, value in arguments.items():
+            if isinstance(value, Tensor):
+                found[name] = value
+            elif isinstance(value, (dict, list, tuple)):
+                mapped(lambda full, values: found.update({full: values[0]}), [value], name)
+        return {name: x for name, x in found.items() if name in self.inputs}
+
+    def _fitting(self, known: Mapping[str, Tensor], *, local: bool) -> Lengths:
+        """Refuse sizes; of those that are fine, which have to be others inside."""
         sizes: dict[str, tuple[int, str]] = {}
         for name, x in known.items():
             self._check_sizes(name, self._global_shape(name, x, local=local), sizes)

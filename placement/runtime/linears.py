@@ -173,14 +173,14 @@ def unwatched(layers: Sequence[Layer]) -> list[Operands] | None:
         return None
     found: list[Operands] = []
     for layer in layers:
-        if isinstance(layer, nn.Module) and (
-            not isinstance(layer, Linear)
-            or type(layer).forward is not Linear.forward
-            or "forward" in layer.__dict__
-            or hooked(layer)
-        ):
+        if isinstance(layer, Linear):
+            if type(layer).forward is not Linear.forward or "forward" in layer.__dict__ or hooked(layer):
+                return None
+            found.append(layer.operands())
+        elif isinstance(layer, nn.Module):
             return None
-        found.append(operands(layer))
+        else:
+            found.append(operands(layer))
     return found
 
 
@@ -218,7 +218,7 @@ class _Linears(torch.autograd.Function):
                 saved.append(weight if reaches else None)
         ctx.save_for_backward(*saved)
         ctx.places = None
-        if weighed and has_main_grads(operands):
+        if weighed and has_main_grads(operands[1:width:each]):  # ranks in one process are alike
             ctx.places = [at for at, tensor in enumerate(operands) if tensor is not None]
         return tuple(results)
 

@@ -71,8 +71,11 @@ class _Rows(torch.autograd.Function):
         if ctx.outermost:
             indices, grad = indices.t(), grad.transpose(0, 1)
         row, missing = within(indices, ctx.rows, ctx.rank)
-        own = grad.masked_fill(missing.unsqueeze(-1), 0)
-        return None, torch.ops.aten.embedding_dense_backward(own, row, ctx.rows, -1, False), None, None
+        if torch.is_grad_enabled():  # a second derivative looks rows up
+            grad = grad.masked_fill(missing.unsqueeze(-1), 0)
+        else:
+            row = row.masked_fill(missing, -1)  # which is no row
+        return None, torch.ops.aten.embedding_dense_backward(grad, row, ctx.rows, -1, False), None, None
 
 
 def within(indices: Tensor, size: int, rank: int) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from placement.runtime._torch import own_parameter
 from placement.runtime.attention import attention as dropped_attention
 from placement.runtime.cuts import Cut
+from placement.runtime.errors import StateError
 from placement.runtime.exchange import replicated
 from placement.runtime.rng import Dropping, Random, Site, dropped
 
@@ -105,6 +106,7 @@ class Module(nn.Module):
         self._aliases: Aliases = {}
         self._path = ""  # in the program, which also shares its random state with all its modules
         self._random = Random()
+        self._draws = True  # as the program says, once it is on a mesh
         for name, member in members.items():
             self._add(name, member)
 
@@ -156,6 +158,13 @@ def summed(module: Module, name: str, axis: Axis) -> Tensor:
     return replicated(parameter, axis)
 
 
+def _key(module: Module, site: Site) -> Tensor | int:
+    """What names the mask of op ``site`` in the running call, which has a key only where the program says so."""
+    if not module._draws:
+        raise StateError(f"{module._path or 'the root'} draws random numbers in a program that has no draws = True")
+    return module._random.key(module._path, site)
+
+
 def dropout(
     module: Module, x: Tensor, p: float, site: Site, *cuts: On, lengths: Mapping[int, str] | None = None
 ) -> Tensor:
@@ -168,7 +177,7 @@ def dropout(
     if not module.training:
         return x
     spare = module._random.spare(lengths) if lengths else None
-    return dropped(x, p, module._random.key(module._path, site), _on(cuts), spare)
+    return dropped(x, p, _key(module, site), _on(cuts), spare)
 
 
 def attention(
@@ -197,9 +206,8 @@ def attention(
     }
     if not module.training or dropout_p == 0:
         return F.scaled_dot_product_attention(query, key, value, **mask)
-    random = module._random.key(module._path, site)
     spare = module._random.spare(lengths) if lengths else None
-    return dropped_attention(query, key, value, dropout_p, random, _on(cuts), spare, **mask)
+    return dropped_attention(query, key, value, dropout_p, _key(module, site), _on(cuts), spare, **mask)
 
 
 def drops(
@@ -209,4 +217,4 @@ def drops(
     if not module.training or dropout_p == 0:
         return None
     spare = module._random.spare(lengths) if lengths else {}
-    return Dropping(dropout_p, module._random.key(module._path, site), _on(cuts), spare)
+    return Dropping(dropout_p, _key(module, site), _on(cuts), spare)

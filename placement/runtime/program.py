@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections import Counter
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -46,14 +46,14 @@ class Program(Module):
     dotted name (dims, cut), (dims, cut, kind) or (dims, cut, kind, gradient), dims being one-device sizes, names of
     dynamic dims or None, kind one of int, float, bool, complex, gradient whether one may be asked for. ``outputs``:
     None for replicated, "P" for a term per rank, or a cut; of several axes by axis name. ``lengths``: by output and
-    dim, the size that is returned where ``forward`` gives more. ``divides``: a number that each named dim is a
-    multiple of inside; ``uneven``: how one that is not is padded in a call, or why it is refused. ``requires``: what
-    the model's branches took for granted of dynamic dims, as Python. ``training_only``: lines of the model that make
-    eval mode another program, '' if there are none; this one then refuses ``eval()``. ``gathers``: whether parameters
-    are used through ``gathered``. ``hooks``: by axis or group, the parameters used through ``summed``: those whose
-    gradients are summed together, the ones first that are used last. ``reduces``: by name, an axis or group and the
-    dtype in which what is done over it by that name is summed. ``same_blocks``: whether ranks compare the sizes of
-    sharded inputs at each call (one small gather), so as to refuse instead of hanging.
+    dim, the size that is returned where ``forward`` gives more. ``divides``: a number that each named dim is a multiple
+    of inside; ``uneven``: how one that is not is padded in a call, or why it is refused. ``requires``: what the model's
+    branches took for granted of dynamic dims, as Python. ``training_only``: lines of the model that make eval mode
+    another program, '' if there are none; this one then refuses ``eval()``. ``gathers``: whether parameters are used
+    through ``gathered``. ``draws``: whether ops draw random numbers. ``hooks``: by axis or group, the parameters used
+    through ``summed``: those whose gradients are summed together, the ones first that are used last. ``reduces``: by
+    name, an axis or group and the dtype in which what is done over it by that name is summed. ``same_blocks``: whether
+    ranks compare the sizes of sharded inputs at each call (one small gather), so as to refuse instead of hanging.
     """
 
     axes: ClassVar[Mapping[str, int]] = {}
@@ -68,6 +68,7 @@ class Program(Module):
     requires: ClassVar[tuple[str, ...]] = ()
     training_only: ClassVar[str] = ""
     gathers: ClassVar[bool] = False
+    draws: ClassVar[bool] = False
     same_blocks: ClassVar[bool] = True
 
     def __init__(self, /, **members: Any) -> None:
@@ -152,7 +153,7 @@ class Program(Module):
 
     def _bind(self, path: str, module: Module) -> None:
         module._aliases = self._aliases
-        module._path, module._random = path, self._random
+        module._path, module._random, module._draws = path, self._random, self.draws
         for name, axis in {**self._axes, **self._groups, **self._summing}.items():
             if hasattr(module, name):
                 raise MeshError(f"axis {name!r} cannot have the name of a member of {path or 'the root'}")
@@ -250,10 +251,14 @@ class Program(Module):
         """Call ``forward`` under the guards, with reductions shared by all parameters."""
         args, kwargs, lengths = self._open(args, kwargs)
         try:
-            with gathered_again() if self.gathers else nullcontext():
+            if self.gathers:
+                with gathered_again():
+                    result = super().__call__(*args, **kwargs)
+            else:
                 result = super().__call__(*args, **kwargs)
         finally:
-            self._random.end()
+            if self.draws:
+                self._random.end()
             self._aliases.clear()
         return self._finished(result, lengths)
 
@@ -273,7 +278,8 @@ class Program(Module):
             args, kwargs = bound.args, bound.kwargs
         for reducer in self._reducers:
             reducer.open(self._aliases)
-        self._random.begin(training=self.training, lengths=lengths)
+        if self.draws:
+            self._random.begin(training=self.training, lengths=lengths)
         return args, kwargs, lengths
 
     def train(self, mode: bool = True) -> Program:

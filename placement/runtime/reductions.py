@@ -29,6 +29,7 @@ from placement.runtime._torch import (
     accumulates,
     add_each,
     after_backward,
+    applied,
     backward_pass,
     members_to,
     place_here,
@@ -244,10 +245,10 @@ def _lent(rows: list[_Row]) -> list[list[Lent]]:
     """Aliases for the parameters of every rank in this process, by bucket."""
     names = rows[0][1]
     call = _Call(rows[0][0].axis, [reducer for reducer, _, _ in rows], names)
-    token = _Sums.apply(call, *(p for _, _, buckets in rows for bucket in buckets for p in bucket))
+    token = applied(_Sums, call, *(p for _, _, buckets in rows for bucket in buckets for p in bucket))
     lent: list[list[Lent]] = [[] for _ in rows]
     for at, bucket in enumerate(names):
-        flat: Any = _Start.apply(call, at, token, [p for _, _, buckets in rows for p in buckets[at]])
+        flat: Any = applied(_Start, call, at, token, [p for _, _, buckets in rows for p in buckets[at]])
         for own, aliases in zip(lent, _rows(flat, len(bucket)), strict=True):
             own.append(Lent(aliases))
     return lent

@@ -19,7 +19,7 @@ def lean_rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     Computed in float32 at least. Where torch composes it, its backward keeps the normalised rows as well; this one
     keeps ``x`` and a number for each row. Accelerators have a kernel that does as much.
     """
-    if x.device.type != "cpu" or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if not x.is_cpu or not torch.is_grad_enabled() or torch.compiler.is_compiling():
         if x.ndim < 3 or x.is_contiguous():
             return F.rms_norm(x, (x.shape[-1],), weight, eps)
         # The kernel would copy what lies with dim 1 outermost.
@@ -43,23 +43,24 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight, root = ctx.saved_tensors
+        needs: tuple[bool, ...] = ctx.needs_input_grad
         if torch.is_grad_enabled():  # somebody asks for a second derivative: autograd knows the way
-            needed = [t for t, needs in zip((x, weight), ctx.needs_input_grad, strict=False) if needs]
+            needed = [t for t, need in zip((x, weight), needs, strict=False) if need]
             plain = F.rms_norm(x, (x.shape[-1],), weight, ctx.eps)
             found = iter(torch.autograd.grad(plain, needed, grad, create_graph=True))
-            return (*(next(found) if needs else None for needs in ctx.needs_input_grad[:2]), None)
+            return (*(next(found) if need else None for need in needs[:2]), None)
         dtype = root.dtype  # compared before a call of ``to``, which takes its time to find that nothing is to do
         wide, grad = x if x.dtype is dtype else x.to(dtype), grad if grad.dtype is dtype else grad.to(dtype)
         normal = wide * root
         of_weight = of_x = None
-        if weight is not None and ctx.needs_input_grad[1]:
+        if weight is not None and needs[1]:
             of_weight = grad * normal
             if x.ndim > 1:  # no dims are joined first, which would copy rows that lie in another order
                 of_weight = of_weight.sum(tuple(range(x.ndim - 1)))
             of_weight = of_weight if weight.dtype is dtype else of_weight.to(weight.dtype)
-        if ctx.needs_input_grad[0]:
+        if needs[0]:
             grad = grad if weight is None else grad * weight
-            mean = (grad * normal).mean(-1, keepdim=True)
-            of_x = normal.mul_(mean).neg_().add_(grad).mul_(root)
+            total = (grad * normal).sum(-1, keepdim=True)  # over the size it is the mean, at fewer launches
+            of_x = torch.addcmul(grad, normal, total, value=-1 / max(x.shape[-1], 1), out=normal).mul_(root)
             of_x = of_x if x.dtype is dtype else of_x.to(x.dtype)
         return of_x, of_weight, None

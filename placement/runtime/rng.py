@@ -8,8 +8,9 @@ and CPUs and accelerators agree.
 A step is a call of the program in training mode. Recomputation must repeat the masks of its own forward, even if
 other calls have followed. What ``torch.utils.checkpoint`` restores for it is the state of torch's
 generators; so during a call of the program the CPU generator is seeded with the step's *key*, and recomputation in
-a backward pass reads it from there. A call of the program draws one number from the CPU generator and else
-leaves it as it was. Recomputation without ``preserve_rng_state`` repeats the masks of the latest call.
+a backward pass reads it from there. A call of a program that draws takes one number from the CPU generator and else
+leaves it as it was; other programs do not touch it, and have no steps. Recomputation without ``preserve_rng_state``
+repeats the masks of the latest call.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from placement.runtime._torch import constant, eager, in_backward
+from placement.runtime._torch import constant, eager, recomputing
 from placement.runtime.cuts import places
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Random:
             self._entered.append(None)
             return
         drawn = int(torch.randint(2**62, (), generator=torch.default_generator, device="cpu"))
-        if in_backward():
+        if recomputing():
             self._latest = self._drawn.get(drawn, self._latest)
         else:
             self._latest = self.step
@@ -259,7 +260,7 @@ def _(latest: Tensor) -> Tensor:
 def _recomputed() -> int | None:
     """The key of the call that is being recomputed in a backward pass, None where none is."""
     ambient = torch.initial_seed()
-    return ambient if in_backward() and ambient >> _MARK_SHIFT == _MARK else None
+    return ambient if recomputing() and ambient >> _MARK_SHIFT == _MARK else None
 
 
 def _hashed(text: str) -> int:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from placement.runtime._torch import in_backward
+from placement.runtime._torch import recomputing
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -52,6 +52,6 @@ def watched() -> bool:
 def note(kind: str, axis: str, size: int) -> None:
     """Add one collective of ``size`` bytes to the open logs."""
     if _logs:
-        event = Event(kind, axis, size, "backward" if in_backward() else "forward")
+        event = Event(kind, axis, size, "backward" if recomputing() else "forward")
         for log in _logs:
             log.append(event)

@@ -113,6 +113,33 @@ def test_each_call_is_checked(world: str, n: int, gloo: Pool) -> None:
     run(guards, world, n, gloo)
 
 
+class Given(rt.Program):
+    """Takes a number for each of n, of which it gives no gradient."""
+
+    axes = {"tp": 2}
+    inputs = {"x": (("n", 2), None, "float", False), "rest.y": (("n",), None, "int")}
+
+    def forward(self, x: Tensor, rest: dict[str, Tensor]) -> Tensor:
+        return x.sum(1) + rest["y"]
+
+
+def test_what_was_accepted_does_not_let_other_calls_through() -> None:
+    program = Given().on(rt.simulate(tp=2))
+    x, y = torch.ones(3, 2), torch.ones(3, dtype=torch.int64)
+    for _ in range(2):
+        assert torch.equal(program(x=x, rest={"y": y}), torch.full((3,), 3.0))
+        with torch.no_grad():
+            program(x=x.clone().requires_grad_(), rest={"y": y})  # nobody asks for the gradient
+        with pytest.raises(TypeError, match="'x' requires a gradient"):
+            program(x=x.clone().requires_grad_(), rest={"y": y})
+        with pytest.raises(TypeError, match=r"input 'rest.y' is torch.float32"):
+            program(x=x, rest={"y": y.float()})
+        with pytest.raises(rt.SizeError, match=r"dim 0 of input 'rest.y' \(n\) has size 2"):
+            program(x=x, rest={"y": y[:2]})
+        with pytest.raises(TypeError, match="missing a required argument: 'rest'"):
+            program(x=x)
+
+
 def without_data(mesh: Any, n: int) -> None:
     program = build(n).on(mesh)
     assert len(program.meta_tensors()) == 11

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
+import placement
 from placement import runtime as rt
 from placement.runtime.cuts import Cut, block
 from placement.runtime.rng import Random, drop_mask, dropped, place
@@ -186,6 +187,7 @@ class Local(rt.Module):
 class Sharded(rt.Program):
     axes: ClassVar = {"tp": 2}
     inputs: ClassVar = {"x": (("batch", "seq", HIDDEN), None)}
+    draws = True
     recompute = False
 
     def forward(self, x: Tensor) -> Tensor:
@@ -198,6 +200,7 @@ class Sharded(rt.Program):
 
 class Replicated(rt.Program):
     inputs: ClassVar = {"x": (("batch", "seq", HIDDEN), None)}
+    draws = True
     recompute = False
     reentrant = False
 
@@ -283,6 +286,15 @@ def test_one_device_and_simulated(kind: type[rt.Program], layer: type[rt.Module]
     assert differ.abs().max() > 0.1  # so the masks do matter
 
 
+def test_calls_that_are_recomputed_whole() -> None:
+    """Ranks in one process run in threads of their own, of which none is the one that runs the backward."""
+    compiled = on(rt.simulate(tp=2), program(Sharded, TensorParallel))
+    outs = [checkpoint(compiled, inputs(i).requires_grad_(), use_reentrant=False) for i in range(2)]
+    for out in outs:
+        out.square().sum().backward()
+    same(([out.detach() for out in outs], compiled.full_gradients()), expected(2))
+
+
 def test_replicas_agree() -> None:
     compiled = on(rt.simulate(tp=2), program(Replicated2, Local))
     outs = rt.simulate(tp=2).run(lambda axes: compiled.programs[axes["tp"].rank](inputs()))
@@ -306,6 +318,30 @@ def test_steps_and_seeds() -> None:
     torch.manual_seed(1)  # has no part in it
     rt.seed(compiled, 0)
     assert torch.equal(compiled(inputs()), first)
+
+
+class Still(Replicated2):
+    draws = False
+
+
+def test_a_program_that_draws_nothing_leaves_the_generator_alone() -> None:
+    compiled = placement.compile(
+        nn.Linear(4, 4),
+        rt.simulate(tp=2),
+        "mesh tp\nparam weight : [out, in], Shard(out) @ tp\noutput output : Shard(out) @ tp",
+        example={"input": torch.randn(3, 4)},
+    )
+    before = torch.get_rng_state()
+    compiled(input=torch.ones(3, 4))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert rt.steps(compiled) == 0
+
+
+def test_a_program_that_draws_says_so() -> None:
+    compiled = on(rt.simulate(tp=2), program(Still, Local))
+    with pytest.raises(rt.StateError, match=r"layers\.0 draws random numbers in a program that has no draws = True"):
+        compiled(inputs())
+    compiled.eval()(inputs())
 
 
 def test_evaluation_drops_nothing_and_is_no_step() -> None:
