@@ -12,7 +12,7 @@ from placement.editor.positions import Text
 from placement.editor.words import STATEMENTS, pathed
 from placement.lang.diagnostics import Diagnostics
 from placement.lang.spec import InputLine, LinkLine, MeshAxis, Name, ParamLine, Pattern
-from placement.lang.split import Raw, split
+from placement.lang.split import CARRIES, Raw, split
 from placement.lang.statements import Include, Parsed, Within, parse_statement
 
 
@@ -79,7 +79,7 @@ class Document:
         if found is None:
             return None
         between = self.text.source.text[found.raw.end : offset] if offset > found.raw.end else ""
-        carried = found.raw.keyword != "within" and self.text.source.text[found.raw.end - 1] in ",:=@(["
+        carried = found.raw.keyword != "within" and self.text.source.text[found.raw.end - 1] in f"{CARRIES}(["
         return found if "}" not in between and (carried or not re.search(r"[\r\n]", between)) else None
 
     def block(self, offset: int) -> str | None:

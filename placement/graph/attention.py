@@ -96,12 +96,7 @@ def _without_mask(node: Node, facts: Facts) -> Iterator[Node]:
     query, key, value = node.operands[:3]
     rest = {"scale": given["scale"], "enable_gqa": given["enable_gqa"]}
     square = query.shape[-2] == key.shape[-2]
-    if (
-        not found.compared
-        and not found.truths
-        and found.left is None
-        and (found.right is None or (not found.right and square))
-    ):
+    if not found.marked and (found.bounds == (None, None) or (found.bounds == (None, 0) and square)):
         args = (query, key, value, None, given["dropout_p"], found.right is not None)
         yield dataclasses.replace(node, args=args, kwargs=rest)
         return
@@ -142,6 +137,14 @@ class _Sees:
     compared: list[Compared] = dataclasses.field(default_factory=list)
     truths: list[Element] = dataclasses.field(default_factory=list)
 
+    @property
+    def bounds(self) -> tuple[int | None, int | None]:
+        return self.left, self.right
+
+    @property
+    def marked(self) -> bool:
+        return bool(self.compared or self.truths)
+
 
 def _read(node: Node, mask: Value, said: Conditions) -> _Sees | None:
     """None where the mask says more, or is of another size than what it masks."""
@@ -159,18 +162,18 @@ def _read(node: Node, mask: Value, said: Conditions) -> _Sees | None:
                 found.right = one.const if found.right is None else min(found.right, one.const)
             case Affine(by={**by}) if by == {queries: -1, keys: 1}:
                 found.left = one.const if found.left is None else min(found.left, one.const)
-            case Compared() if _marks(one.first, queries, whole) and _marks(one.second, keys, whole):
+            case Compared() if _of_tokens(one.first, queries, whole) and _of_tokens(one.second, keys, whole):
                 found.compared.append(one)
-            case Compared() if _marks(one.first, keys, whole) and _marks(one.second, queries, whole):
+            case Compared() if _of_tokens(one.first, keys, whole) and _of_tokens(one.second, queries, whole):
                 found.compared.append(Compared(_EXCHANGED[one.how], one.second, one.first))
-            case Element() if _marks(one, keys, whole):
+            case Element() if _of_tokens(one, keys, whole):
                 found.truths.append(one)
             case _:
                 return None
     return found
 
 
-def _marks(element: Element, tokens: int, whole: tuple[Size, ...]) -> bool:
+def _of_tokens(element: Element, tokens: int, whole: tuple[Size, ...]) -> bool:
     """Whether it is one of a tensor of a number for each of these tokens, perhaps in each batch, in this order."""
     dims = [tuple(place.by.items()) for place in element.at if place.by]
     known = [((0, 1),), ((tokens, 1),)] if len(whole) == 4 else [((tokens, 1),)]

@@ -36,6 +36,7 @@ _EXPECTED = {  # terminals in the words of a message, in the order in which a me
     "COLON": "':'",
     "COMMA": "','",
     "AT": "'@'",
+    "PLUS": "'+'",
     "RPAR": "')'",
     "RSQB": "']'",
 }
@@ -80,6 +81,7 @@ def _slip(keyword: str, text: str, at: int, there: str, accepted: set[str]) -> s
             "each axis has a placement of its own: Shard(seq) @ tp, auto @ dp",
         ),
         (keyword == "mesh" and there in "(,", "a line declares one axis, as in: mesh tp = 8"),
+        (there == "," and "PLUS" in accepted, "what is said of several axes is joined by '+'"),
         (there == "[" and "KIND" in accepted, _where_dims(keyword)),
         (there == "[" and "COLON" in accepted, "an index range is written [0-3]"),
     ]

@@ -36,6 +36,7 @@ _WIDEST_CODE = 80  # and what is longer before its comment neither
 _GAP = re.compile(r"(?P<end>\r\n|\n|\r)|(?P<comment>#[^\r\n]*)|(?P<brace>[{}])|\s")
 _LOOSE = re.compile(r"(?P<word>\w+|[^\w\s#])|#[^\r\n]*|\s+")
 _TIGHT_BEFORE, _TIGHT_AFTER = frozenset(",()]"), frozenset("([")
+_BREAKS = frozenset(",+")  # behind which a statement that is too wide goes on on the next line
 _QUANTITY = re.compile(r"([+-]?[0-9][0-9._]*)\s*([^\W\d]+)?\s*(/\w*)?")
 
 
@@ -269,14 +270,14 @@ def _joined(tokens: list[_Token]) -> str:
 
 
 def _filled(line: _Line, room: int) -> list[_Line]:
-    """The line, or where it is wider than the room several that end with a comma outside of parentheses."""
+    """The line, or where it is wider than the room several that end with a comma or ``+`` outside of parentheses."""
     if columns(_joined(line.tokens)) <= room:
         return [line]
     parts, nested = [_Line()], 0
     for token in line.tokens:
         parts[-1].tokens.append(token)
         nested += (token.text == "(") - (token.text == ")")
-        if token.text == "," and not nested:
+        if token.text in _BREAKS and not nested:
             parts.append(_Line())
     filled = parts[:1]
     for part in parts[1:]:

@@ -75,6 +75,9 @@ PLACEMENTS = ["Replicate", "Partial", "Shard", "auto"]
         ("value w : Shard(seq) @ |\nvalue v : Replicate", ["tp"]),  # the next statement is none of this one
         ("strategy w : |", ["ring"]),
         ("strategy w : ring @ |", ["tp"]),
+        ("strategy w : ring @ tp + |", ["ring"]),
+        ("strategy w : ring @ tp +\n  |", ["ring"]),
+        ("strategy w : ring @ tp + gather @ |", ["tp"]),
         ("lower w : |", list(LOWERINGS)),
         ("lower w : overlap = ring, gathered = |", list(LOWERINGS["gathered"])),
         ("expect w : |", list(COLLECTIVES)),
@@ -141,7 +144,7 @@ def test_every_slot_is_reached() -> None:
         ("param w : [|batch]", (3, 15)),
         ("mesh dp over f|ast", (2, 6)),
         ("mesh d|p over fast", (4, 6)),
-        ("strategy w : ring @ |tp", (1, 6)),
+        ("strategy w : ring @ x + ring @ |tp", (1, 6)),
         ("value w : Shard(out|) @ tp", None),
         ("value w : Replicate @ nowhere|", None),
         ("val|ue w : Replicate", None),

@@ -80,8 +80,9 @@ TABLE = {
         "KEYWORD param | NAME w | PUNCTUATION : | MODIFIER stored | PLACEMENT Shard | PUNCTUATION ( | NUMBER 0"
         "| PUNCTUATION ) | OPERATOR @ | AXIS dp | PUNCTUATION , | PLACEMENT auto"
     ),
-    "strategy m.* : ring @ cp": (
+    "strategy m.* : ring @ cp + gather@tp+\n  ring": (
         "KEYWORD strategy | NAME m | PUNCTUATION . | WILDCARD * | PUNCTUATION : | NAME ring | OPERATOR @ | AXIS cp"
+        "| OPERATOR + | NAME gather | OPERATOR @ | AXIS tp | OPERATOR + | NAME ring"
     ),
     "lower m : overlap = ring, reduce = float32": (
         "KEYWORD lower | NAME m | PUNCTUATION : | SETTING overlap | OPERATOR = | NAME ring | PUNCTUATION ,"

@@ -100,7 +100,7 @@ class Writer:
         text, open_brackets = words[0], 0
         for before, word in pairwise(words):
             open_brackets += (before in "([") - (before in ")]")
-            tight = before in "([])@,:=" or word in "([])@,:="
+            tight = before in "([])@,:=+" or word in "([])@,:=+"
             if (open_brackets or before in ",:=@+") and self.random.random() < 0.25:
                 text += self.random.choice(_CARRIED if tight else _CARRIED[1:])
             elif not (tight and self.random.random() < 0.4):

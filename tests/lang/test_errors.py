@@ -63,6 +63,7 @@ ONE = [
     ("strategy a : ring @", "PLC003", 1, 20, ""),
     ("strategy a : ring @ cp +", "PLC003", 1, 25, ""),
     ("strategy a : ring @ cp, gather @ tp", "PLC003", 1, 23, ","),
+    ("strategy a : ring + + gather @ tp", "PLC003", 1, 21, "+"),
     ("strategy a : ring(2) @ cp", "PLC003", 1, 18, "("),
     ("lower a : overlap", "PLC003", 1, 18, ""),
     ("lower a : overlap = ring gathered = again", "PLC003", 1, 26, "gathered"),
@@ -202,6 +203,8 @@ def test_a_misspelt_block_still_closes():
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
+        ("strategy a : ring @ cp, gather @ tp", "what is said of several axes is joined by '+'"),
+        ("strategy a : ring @ cp\n  + gather @ tp", "to go on with a statement, put the '+' at the end of its line"),
         ("paramm a : auto", "did you mean 'param'?"),
         ("value a : shard(0)", "did you mean 'Shard'?"),
         ("value a : Replicated", "did you mean 'Replicate'?"),

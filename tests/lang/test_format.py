@@ -81,17 +81,28 @@ output hidden_states.0, hidden_states.1, hidden_states.2, hidden_states.3, hidde
     hidden_states.10, hidden_states.11 : Replicate
 """,
     ),
+    "a long sum": (
+        f"strategy layers.*.{'x' * 40}:{'y' * 20}@tp+{'z' * 20}@cp +ring@ep",
+        f"""\
+strategy layers.*.{'x' * 40} : {'y' * 20} @ tp +
+    {'z' * 20} @ cp + ring @ ep
+""",
+    ),
+    "a comment inside a sum": (
+        "strategy a : ring@cp + # outside\nall_to_all@ tp",
+        "strategy a : ring @ cp +  # outside\n    all_to_all @ tp\n",
+    ),
     "quantities": ("link a=450GB/s,3us\nlimit memory 60GB", "link a = 450 GB/s, 3 us\nlimit memory 60 GB\n"),
     "figures": (
         "device a=96GB,# memory\n60TFLOP/s float32 ,2 TB/s",
         "device a = 96 GB,  # memory\n    60 TFLOP/s float32, 2 TB/s\n",
     ),
     "other statements": (
-        "expect a.*:all_gather@tp forward<=2\nlower a.b.c:overlap=ring,reduce =float32\nstrategy a:ring@cp",
+        "expect a.*:all_gather@tp forward<=2\nlower a.b.c:overlap=ring,reduce =float32\nstrategy a:ring@cp+gather@tp",
         """\
 expect a.*  : all_gather @ tp forward <= 2
 lower a.b.c : overlap = ring, reduce = float32
-strategy a  : ring @ cp
+strategy a  : ring @ cp + gather @ tp
 """,
     ),
 }

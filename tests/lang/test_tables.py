@@ -15,7 +15,7 @@ from placement.lang.split import KEYWORDS
 ROOT = Path(__file__).parents[2]
 PIECES = ("tp", "stored", "over", "Shard", "auto", "forward", "seq", "in", "all_gather", "mesh", "param", "x1", "é")
 PIECES += ("8", "-2.5", "450 GB/s", "3us", '"f"', "a.*.b", "{a,b}", "[0-3]", "Shard(0)", "[a, b]", "a : ", "x = y")
-PIECES += ("(", ")", "[", "]", ",", ":", "@", "=", "<=", "<", "==", ".", "%", "\t", "#c\n")
+PIECES += ("(", ")", "[", "]", ",", ":", "@", "=", "+", "<=", "<", "==", ".", "%", "\t", "#c\n")
 GOOD = {
     "mesh": ["tp", "=", "8", "over", "ib"],
     "link": ["a", "=", "4 GB/s", ",", "3 us"],
@@ -25,7 +25,7 @@ GOOD = {
     "param": ["a.*", ":", "[", "a", "]", ",", "stored", "Shard", "(", "0", ",", "zigzag", ")", "@", "tp", ",", "auto"],
     "value": ["a", ":", "Partial", "@", "tp", ",", "Shard", "(", "1", ")"],
     "output": ["a", ":", "auto"],
-    "strategy": ["a.{b,c}", ":", "ring", "@", "cp"],
+    "strategy": ["a.{b,c}", ":", "ring", "@", "cp", "+", "gather", "@", "tp", "+", "b"],
     "lower": ["a", ":", "a", "=", "b", ",", "c", "=", "2"],
     "expect": ["a", ":", "all_gather", "@", "tp", "forward", "<=", "2 MiB"],
     "within": ["a.*"],

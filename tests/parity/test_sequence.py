@@ -472,3 +472,20 @@ def test_two_lines_that_disagree() -> None:
     with mock.patch.object(api, "capture", return_value=graph), pytest.raises(placement.PlacementError) as caught:
         placement.plan(model, {"cp": 2}, HEAD.format(names="input_ids, labels") + lines, example=inputs())
     assert [(d.code, d.line) for d in caught.value.diagnostics] == [("PLC304", 5)]
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "column"),
+    [
+        ("strategy model.layers.0 : ring @ cp + gather @ tp", "PLC304", 39),
+        ("strategy model.layers.0 : ring @ cp + rign @ tp", "PLC121", 39),
+        ("strategy model.layers.*.mlp : ring @ cp + gather @ tp", "PLC307", 10),
+    ],
+)
+def test_each_part_has_its_own_place(line: str, code: str, column: int) -> None:
+    model, graph = _captured("qwen3")
+    spec = "mesh cp\nmesh tp\ninput input_ids, labels : [batch, seq], Shard(seq) @ cp, Shard(seq) @ tp\n"
+    spec += f"strategy model : ring @ cp + all_to_all @ tp\n{line}\n"
+    with mock.patch.object(api, "capture", return_value=graph), pytest.raises(placement.PlacementError) as caught:
+        placement.plan(model, {"cp": 2, "tp": 2}, spec, example=inputs())
+    assert [(d.code, d.line, d.column) for d in caught.value.diagnostics] == [(code, 5, column)]
