@@ -130,7 +130,7 @@ class Facts:
         if found is None:
             return
         (value,) = node.results
-        if value.dtype not in _WIDE:
+        if value.dtype not in _WIDE or (isinstance(found, Affine) and not _within(found, value.dtype)):
             return  # numbers that wrap around are not what is counted
         alone = frozenset(dim for dim, size in enumerate(value.shape) if size == 1)  # at the only index, which is 0
         self.values[value] = _without(found, alone) if alone else found
@@ -160,6 +160,12 @@ class Facts:
 
 
 _WIDE = (torch.bool, torch.int32, torch.int64)
+
+
+def _within(number: Affine, dtype: torch.dtype) -> bool:
+    """Whether it stays far from where numbers of ``dtype`` wrap around, at indices below 2 ** 24."""
+    most = torch.iinfo(dtype).max // 4 if dtype is not torch.bool else 0
+    return abs(number.const) <= most and all(abs(factor) << 24 <= most for factor in number.by.values())
 
 
 def _without(known: Known, dims: frozenset[int]) -> Known:
@@ -202,7 +208,8 @@ def _same(known: Facts, node: Node, given: dict[str, Any]) -> Known | None:
     source = given["self"]
     kinds = [v.dtype is torch.bool for v in (source, node.results[0])]
     plain = kinds[0] == kinds[1] and not node.results[0].dtype.is_floating_point
-    return known.of(source) if plain and (source.dtype == node.results[0].dtype or source in known.values) else None
+    found = known.of(source) if plain else None
+    return found if source.dtype == node.results[0].dtype or isinstance(found, Affine) else None
 
 
 def _unsqueeze(known: Facts, node: Node, given: dict[str, Any]) -> Known | None:

@@ -133,8 +133,8 @@ def _ring(node: Node, context: Context) -> Iterator[Form]:
     if _unfit_for_ring(node):
         return
     (query, key, value, *marks), (result,) = node.operands, node.results
-    groups = context.repeated(key) & context.repeated(value) & set(context.dims.of(key)[-3])
-    own = (*sorted(groups, key=lambda factor: factor.id), *context.dims.of(value)[-1])
+    groups = _groups(key, value, context)
+    own = (*groups, *context.dims.of(value)[-1])
     code = partial(_goes_round, repeated=_once(groups, context))
     for run in context.runs(context.dims.of(query)[-2]):
         kinds = [context.shard(one, run) for one in (query, key, value, result)]
@@ -155,11 +155,22 @@ def _unfit_for_ring(node: Node) -> str:
     return ""
 
 
-def _once(groups: frozenset[Factor], context: Context) -> int:
+def _groups(key: Value, value: Value, context: Context) -> tuple[Factor, ...]:
+    """The factors by which each head of keys and values stands several times in a row, for those of a group.
+
+    Heads that are repeated as a whole row of them stand apart, and are no groups.
+    """
+    repeated = context.repeated(key) & context.repeated(value)
+    heads = context.dims.of(key)[-3]
+    count = next((at for at, factor in enumerate(reversed(heads)) if factor not in repeated), len(heads))
+    return heads[len(heads) - count :]
+
+
+def _once(groups: tuple[Factor, ...], context: Context) -> int:
     return prod(evaluate(factor.size, context.hints) for factor in groups)
 
 
-def _sent_round(node: Node, groups: frozenset[Factor], context: Context) -> tuple[Collective, ...]:
+def _sent_round(node: Node, groups: tuple[Factor, ...], context: Context) -> tuple[Collective, ...]:
     """Keys and values n - 1 times each way; backward what they gather of their gradients follows them, as often.
 
     All of it runs behind the work, but for the last step of the gradients, which brings them home. Heads that are

@@ -312,7 +312,10 @@ def attended(step: Step) -> list[Fact]:
         return step.follow(frozenset("qk"))
     mask = truths[0] if truths else step.given.get("attn_mask")
     if not isinstance(mask, Value):
-        raise StuckError("sees keys past the end of what was given: it is not causal and has no mask")
+        why = "it is not causal and has no mask"
+        if "of_key" in step.given:
+            why = "neither its bounds nor a mark of keys alone hides them"
+        raise StuckError(f"sees keys past the end of what was given: {why}")
     if _last(step, mask) != (-INFINITY if mask.dtype.is_floating_point else 0):
         why = "sees keys past the end of what was given: nothing says that its mask hides them"
         raise StuckError(why, (mask,), (0, 1))

@@ -49,6 +49,8 @@ PARTS: list[Part] = [
     lambda s, d, k: k[torch.arange(k.shape[0])[:, None, None, None], at(s)[None, None, None]],
     lambda s, d, k: d[0, at(s)][:, None] >= d[1, at(s)],
     lambda s, d, k: torch.ones(s, dtype=torch.int64).cumsum(0)[:, None] > at(s),
+    lambda s, d, k: (d * 2**32)[:, None, :, None].int() >= (d * 2**32)[:, None, None].int() + 1,
+    lambda s, d, k: at(s).int()[:, None] + (2**31 - 5) >= at(s).int(),
 ]
 
 
@@ -80,6 +82,15 @@ def inputs(seq: int) -> dict[str, Tensor]:
         "documents": torch.randint(0, 3, (BATCH, seq), generator=draw),
         "kept": torch.rand(BATCH, seq, generator=draw) > 0.3,
     }
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_each_alone(part: Part) -> None:
+    model = Drawn(0).double()
+    model.parts = [(part, False, False)]
+    spec = "mesh tp\ninput x : [batch, seq, width]\ninput documents, kept : [batch, seq]\n"
+    program = placement.compile(model, placement.simulate(tp=1), spec, example=inputs(6))
+    close(program(**inputs(8)), model(**inputs(8)))
 
 
 @pytest.mark.parametrize("start", range(0, 60, 20))

@@ -183,6 +183,16 @@ def grouped_attention(h, q, k, v, o):
     return F.linear(out.transpose(1, 2).reshape(batch, seq, -1), o)
 
 
+def tiled_attention(h, q, k, v):
+    """All KV heads one after the other, again and again: no two of a kind stand side by side, or two of three do."""
+    queries, keys, values = (F.linear(h, w).unflatten(-1, (-1, 2)).transpose(1, 2) for w in (q, k, v))
+    row = [t[:, None].expand(2, 2, 4, 4, 2).reshape(2, 8, 4, 2) for t in (keys, values)]
+    both = [t[:, None, :, None].expand(2, 2, 4, 2, 4, 2).reshape(2, 16, 4, 2) for t in (keys, values)]
+    wide = queries[:, :, None].expand(2, 8, 2, 4, 2).reshape(2, 16, 4, 2)
+    one = F.scaled_dot_product_attention(queries, *row, is_causal=True)
+    return one.sum(1) + F.scaled_dot_product_attention(wide, *both, is_causal=True).sum(1)
+
+
 def fused_qkv(h, w, bias):
     """GPT-2: one product makes q, k and v."""
     q, k, v = (torch.addmm(bias, h.view(-1, 6), w).view(2, 4, -1)).split(8, dim=2)
@@ -206,6 +216,7 @@ def patches(image, w, bias, token):
 
 PROGRAMS = {
     "grouped attention": (grouped_attention, (x(2, 4, 6), x(16, 6), x(8, 6), x(8, 6), x(4, 16))),
+    "tiled attention": (tiled_attention, (x(2, 4, 6), x(16, 6), x(8, 6), x(8, 6))),
     "fused q, k, v": (fused_qkv, (x(2, 4, 6), x(6, 24), x(24))),
     "merged tokens": (merged_tokens, (x(2, 4, 6), x(8, 6), torch.tensor([[1, -100, -100, -100], [7, 3, -100, 0]]))),
     "rotary": (rotary, (x(2, 4, 4, 8), x(2, 4, 8), x(2, 4, 8))),
