@@ -84,8 +84,8 @@ output hidden_states.0, hidden_states.1, hidden_states.2, hidden_states.3, hidde
     "a long sum": (
         f"strategy layers.*.{'x' * 40}:{'y' * 20}@tp+{'z' * 20}@cp +ring@ep",
         f"""\
-strategy layers.*.{'x' * 40} : {'y' * 20} @ tp +
-    {'z' * 20} @ cp + ring @ ep
+strategy layers.*.{"x" * 40} : {"y" * 20} @ tp +
+    {"z" * 20} @ cp + ring @ ep
 """,
     ),
     "a comment inside a sum": (

@@ -102,7 +102,8 @@ def no_file(path):
 @settings(max_examples=200, deadline=None)
 @given(
     st.one_of(
-        st.text(max_size=60), st.lists(st.one_of(statements, st.text('{}[](),:=@+"#\n ab*.', max_size=12))).map(" ".join)
+        st.text(max_size=60),
+        st.lists(st.one_of(statements, st.text('{}[](),:=@+"#\n ab*.', max_size=12))).map(" ".join),
     )
 )
 def test_any_text_is_a_spec_or_diagnostics(text):
