@@ -11,10 +11,8 @@ import torch
 
 import placement
 from placement import cli
-from placement.graph.precision import lifted
 from placement.lang.format import format_text
 from placement.propose import scaffold
-from tests.captures import captured_once
 
 ROOT = Path(__file__).resolve().parents[2]
 TOY = f"{Path(toys.__file__)}:words"
@@ -57,8 +55,7 @@ CASES = {
 def test_pairs_come_from_the_graph_and_not_from_names(case: str) -> None:
     (classes, heads), lines, said = CASES[case]
     model, example = toys.words(classes, heads)
-    with captured_once("words", classes, heads):
-        made = scaffold(model, "x", 4, example=example)
+    made = scaffold(model, "x", 4, example=example)
     assert statements(made.text) == ["mesh x", "input ids, goal : [batch, seq]", *lines]
     comments = " ".join(line.lstrip("# ") for line in made.text.splitlines() if line.startswith("#"))
     for comment in said:
@@ -75,10 +72,7 @@ def test_what_frees_memory_is_proposed_only_where_it_costs_next_to_nothing() -> 
 
 
 def test_the_text_is_the_same_every_time_and_laid_out() -> None:
-    model, example = toys.words()
-    with captured_once("words", 128, 4):
-        first = scaffold(model, "x", 4, example=example).text
-    second = scaffold(*model_first(toys.words()), example=toys.words()[1]).text  # captured anew
+    first, second = (scaffold(*model_first(toys.words()), example=toys.words()[1]).text for _ in range(2))
     assert first == second == format_text(first)
     for line in first.splitlines():
         if line.lstrip().startswith("param"):
@@ -91,12 +85,10 @@ def model_first(built: tuple[torch.nn.Module, dict[str, torch.Tensor]]) -> tuple
 
 def test_what_a_line_saves_is_what_the_plan_without_it_costs_more() -> None:
     model, example = toys.words()
-    with captured_once("words", 128, 4):
-        made = scaffold(model, "x", 4, example=example)
+    made = scaffold(model, "x", 4, example=example)
     rest = "\n".join(line for line in made.text.splitlines() if "back.weight" not in line)
     sizes = {"batch": 2, "seq": 2048}
-    with captured_once("words", 128, 4):
-        without = placement.plan(model, {"x": 4}, rest + "\n", example=example, sizes=sizes)
+    without = placement.plan(model, {"x": 4}, rest + "\n", example=example, sizes=sizes)
     saved = (without.cost[0] - made.plan.cost[0]) / 1e9
     assert f"saves {saved:.1f} ms" in next(line for line in made.text.splitlines() if "back.weight" in line)
 
@@ -141,20 +133,14 @@ def test_a_spec_for_an_example_is_short_and_verifies(example: str) -> None:
     text = scaffold(meta, "tp", 4, example=inputs).text
     assert len(statements(text)) < 15
     assert sum(line.startswith("param") for line in statements(text)) >= 2
-    model, inputs = build(layers=1, batch=2, seq=12, dtype=torch.float64)
-    with lifted(torch.float64), captured_once(example):  # as verify captures it
-        assert placement.check(text, model, {"tp": 4}, example=inputs) == ()
-        assert placement.verify(model, {"tp": 4}, text, example=inputs, steps=0).ok
+    model, inputs = build(layers=1, batch=2, seq=12)
+    assert placement.check(text, model, {"tp": 4}, example=inputs) == ()
+    assert placement.verify(model, {"tp": 4}, text, example=inputs, steps=0).ok
 
 
 def test_init_never_replaces_a_file_unasked(tmp_path, capsys) -> None:
     target = tmp_path / "first.plc"
     args = ["init", "--model", TOY, "--mesh", "x=4", "-o", str(target)]
-    with captured_once("words", 128, 4):
-        written_once(args, target, capsys)
-
-
-def written_once(args: list[str], target: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(args) == 0
     text = target.read_text()
     assert "param back.weight" in text
