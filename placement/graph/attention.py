@@ -25,7 +25,7 @@ _LIBRARY.define(
     tags=(torch.Tag.nondeterministic_seeded,),
 )
 
-COMPARISONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+_COMPARISONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "==": torch.eq,
     "!=": torch.ne,
     ">=": torch.ge,
@@ -58,7 +58,7 @@ def _attention(
     if right is not None:
         mask = mask & (further <= right)
     for how, mine, its in zip(compare, of_query, of_key, strict=False):
-        mask = mask & COMPARISONS[how](_beside(mine).mT, _beside(its))
+        mask = mask & _COMPARISONS[how](_beside(mine).mT, _beside(its))
     for mark in of_key[len(compare) :]:
         mask = mask & _beside(mark).bool()
     return torch.nn.functional.scaled_dot_product_attention(
@@ -75,6 +75,12 @@ _LIBRARY.impl("attention", _attention, "CompositeImplicitAutograd")
 
 ATTENTION = torch.ops.placement.attention.default
 _SPELLED_OUT = aten.scaled_dot_product_attention.default
+
+
+def bounds(node: Node) -> tuple[int | None, int | None]:
+    """How far before and after a query its keys may be, None for no bound: attention's own, or what its flag means."""
+    given = arguments(node)
+    return given.get("left"), 0 if given.get("is_causal") else given.get("right")
 
 
 def with_masks(nodes: Iterable[Node]) -> Iterator[Node]:

@@ -44,7 +44,7 @@ def _declared_twice(spec: Spec, found: Diagnostics) -> None:
                     found.error("PLC112", f"{kind} '{name}' twice in one line", name.span)
                 own.add(name)
     for line in spec.strategies:
-        axes: dict[str | None, Span] = {}
+        axes: dict[str, Span] = {}
         for way in line.ways:
             axis = spec.axis_of(way)
             if axis is not None and axes.setdefault(axis, way.span) is not way.span:

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from placement.graph.attention import ATTENTION
+from placement.graph.attention import bounds
 from placement.graph.ir import Node, evaluate
 from placement.graph.segments import flattened
-from placement.rules.core import arguments
 
 if TYPE_CHECKING:
     import sympy
@@ -26,8 +25,7 @@ Bounds = tuple[int | None, int | None]
 class Balance:
     """The pairs that attention has to do with, of one head and sequence: on the rank with least, and with most.
 
-    bounds: how far before and after a query its keys may be, None for no bound.
-
+    bounds: how far before and after a query its keys may be, None for no bound; what marks hide is known with the data.
     contiguous: the same two if every axis cut its blocks in one piece.
     """
 
@@ -44,7 +42,7 @@ def balances(plan: Plan) -> tuple[Balance, ...]:
     found: dict[object, Balance] = {}
     hints = plan.bound.hints
     for node in plan.strategies:
-        seen = _bounds(node)
+        seen = bounds(node)
         places = _places(plan, node) if seen != (None, None) else {}
         if not places:
             continue
@@ -82,14 +80,6 @@ def _range(pairs: tuple[int, int]) -> str:
     if least == most:
         return f"{most} pairs"
     return f"{least} to {most} pairs, 1 : {most / least:.3g}" if least else f"{least} to {most} pairs"
-
-
-def _bounds(node: Node) -> Bounds:
-    """How far from a query its keys may be; of marks nothing is known before there are some."""
-    given = arguments(node)
-    if node.op is ATTENTION:
-        return given["left"], given["right"]
-    return (None, 0 if given.get("is_causal") else None)
 
 
 def _places(plan: Plan, node: Node) -> dict[int, Place]:

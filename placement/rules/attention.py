@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from math import prod
 
-from placement.graph.attention import ATTENTION
+from placement.graph.attention import ATTENTION, bounds
 from placement.graph.ir import Node, Value, evaluate
 from placement.graph.segments import Factor
 from placement.graph.signature import Dim, Signature
@@ -57,9 +57,7 @@ def _attention(node: Node) -> Signature | None:
 
 def by_place(node: Node) -> bool:
     """Whether what a query sees depends on which one it is, and no mask says it."""
-    given = arguments(node)
-    bounds = (given.get("left"), given.get("right"))
-    return bool(given.get("is_causal") or given.get("of_query")) or bounds != (None, None)
+    return bool(arguments(node).get("of_query")) or bounds(node) != (None, None)
 
 
 def _mask(mask: Value, rank: int, heads: Dim) -> tuple[Dim, ...]:

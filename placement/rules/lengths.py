@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from placement.graph._torch import draws_numbers, schema_name
+from placement.graph.attention import bounds
 from placement.graph.ir import Size, Value, leaves
 from placement.graph.signature import Signature
 from placement.rules.bounds import INFINITY, NO, Bound, Range, number
@@ -293,7 +294,7 @@ def attended(step: Step) -> list[Fact]:
     query, key = step.given["query"], step.given["key"]
     rank = len(step.node.results[0].shape)
     queries, keys = step.place(query, rank - 2), step.place(key, rank - 2)
-    right = 0 if step.given.get("is_causal") else step.given.get("right")
+    _, right = bounds(step.node)
     if right is not None and (queries is None) != (keys is None):
         raise StuckError("is causal between dims of two lengths")
     if step.given["dropout_p"]:

@@ -122,22 +122,15 @@ def _marked_attention(node: Node) -> Iterator[Kept]:
     """As with a mask, of which numbers are made; with dropout its truths are kept, and which queries see no key."""
     given = arguments(node)
     yield from _attention(node)
+    if given.get("is_causal") and given["dropout_p"]:
+        return  # the truths of the flag are as many
     (query, key, *_), (result,) = node.operands, node.results
-    batch = tuple(range(max((len(mark.shape) for mark in given["of_key"]), default=1) - 1))
-    by_query = by_place(node)
-    dims = (*batch, *((len(result.shape) - 2,) if by_query else ()))
+    batch = tuple(range(max((len(mark.shape) for mark in given.get("of_key", ())), default=1) - 1))
+    dims = (*batch, *((len(result.shape) - 2,) if by_place(node) else ()))
     itemsize = 1 if given["dropout_p"] else query.dtype.itemsize
     yield Kept(result, itemsize, dims, key.shape[-2])
     if given["dropout_p"]:
         yield Kept(result, 1, tuple(range(len(result.shape) - 1)))
-
-
-def _own_queries(node: Node) -> Iterator[Kept]:
-    """As with the flag, and without dropout the numbers of a mask that says where the own queries are."""
-    yield from _attention(node)
-    (query, key, *_), (result,) = node.operands, node.results
-    if not arguments(node)["dropout_p"]:
-        yield Kept(result, query.dtype.itemsize, (len(result.shape) - 2,), key.shape[-2])
 
 
 def _ring(node: Node) -> Iterator[Kept]:
@@ -267,7 +260,7 @@ _TABLE: dict[str, Line] = {
     "rms_norm": _rms_norm,
     "group_norm": _group_norm,
     "scaled_dot_product_attention": _attention,
-    "scaled_dot_product_attention by own queries": _own_queries,
+    "scaled_dot_product_attention by own queries": _marked_attention,
     "scaled_dot_product_attention by ring": _ring,
     "attention": _marked_attention,
     "attention by own queries": _marked_attention,

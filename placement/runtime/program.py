@@ -229,20 +229,18 @@ class Program(Module):
         Whatever is no tensor, or is cut by no ``input`` line, is given back as it is.
 
         Raises:
+            MeshError: the program is on no mesh.
             SizeError: an axis does not divide a dim.
         """
-        return {name: self._own(name, x) for name, x in whole.items()}
+        layout = self.guard.layout
 
-    def _own(self, name: str, x: Any) -> Any:
-        """The blocks of one input, or of all in a dict or list of them."""
-        if isinstance(x, dict):
-            return {key: self._own(f"{name}.{key}", item) for key, item in x.items()}
-        if type(x) in (list, tuple):
-            return type(x)(self._own(f"{name}.{index}", item) for index, item in enumerate(x))
-        if isinstance(x, Tensor) and name in self.inputs:
-            for axis, cut in self.layout(self.inputs[name][1]):
+        def own(name: str, tensors: list[Tensor]) -> Tensor:
+            (x,) = tensors
+            for axis, cut in layout(name) if name in self.inputs else ():
                 x = block(x, cut, axis.size, axis.rank, f"input {name!r} on axis {axis.name!r}")
-        return x
+            return x
+
+        return mapped(own, [whole])
 
     # -- calling ---------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from placement.runtime._torch import autocast_dtype, eager, flash_attention
+from placement.runtime._torch import Flash, autocast_dtype, eager, flash_attention
 from placement.runtime.axis import SEND_RECV, Axis
 from placement.runtime.cuts import Cut
 from placement.runtime.means import accumulated
@@ -45,10 +45,15 @@ class _How(NamedTuple):
     scale: float
     dropping: Dropping | None = None
 
+    @property
+    def width(self) -> int:
+        """How many tensors a rank gives: query, key, value, and the places of its rows where some are dropped."""
+        return 3 if self.dropping is None else 4
+
     def parts(self, row: Sequence[Tensor], at: int, step: int) -> Iterator[tuple[Pairs, _Hidden]]:
         """What rank ``at`` of this process computes in a step, with the keys that come ``step`` ranks before it.
 
-        row: its query, key and value, and the places of the rows of its probabilities where some are dropped.
+        row: the rank's tensors.
         """
         axis, tokens = self.axis, row[0].shape[2]
         rank, marked = axis.held[at], bool(self.sees.of_key)
@@ -105,9 +110,10 @@ class _Kernel:
 
         Of a query that sees none of the keys these are 0 and minus infinity.
         """
-        if self.flash is not None and (hidden.mask is None or self.flash.masks):
+        flash = self._fused(hidden)
+        if flash is not None:
             mask = _numbers(hidden.mask, query)
-            result, total = self.flash.forward(query, key, value, hidden.causal, mask, self.scale)
+            result, total = flash.forward(query, key, value, hidden.causal, mask, self.scale)
             result, total = result.to(self.dtype), total.to(self.dtype)
             if hidden.mask is not None:
                 total = total.masked_fill(~hidden.mask.any(-1), -torch.inf)
@@ -122,9 +128,10 @@ class _Kernel:
         self, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, result: Tensor, total: Tensor, hidden: _Hidden
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of query, key and value, where ``result`` and ``total`` are of all the keys."""
-        if self.flash is not None and (hidden.mask is None or self.flash.masks):
+        flash = self._fused(hidden)
+        if flash is not None:
             mask = _numbers(hidden.mask, query)
-            return self.flash.backward(grad, query, key, value, result, total, hidden.causal, mask, self.scale)
+            return flash.backward(grad, query, key, value, result, total, hidden.causal, mask, self.scale)
         weights = (self._scores(query, key, hidden) - self._rows(total.unsqueeze(-1), key)).exp_()
         wide = self._rows(grad.to(self.dtype), key)
         mean = (wide * self._rows(result.to(self.dtype), key)).sum(-1, keepdim=True)
@@ -133,6 +140,10 @@ class _Kernel:
         of_query = (of_scores @ key.to(self.dtype)).mul_(self.scale).view(query.shape)
         of_key = of_scores.transpose(-2, -1) @ self._rows(query.to(self.dtype) * self.scale, key)
         return of_query, of_key, of_value
+
+    def _fused(self, hidden: _Hidden) -> Flash | None:
+        """The fused kernel, where there is one that takes such a mask."""
+        return self.flash if self.flash is not None and (hidden.mask is None or self.flash.masks) else None
 
     def _scores(self, query: Tensor, key: Tensor, hidden: _Hidden) -> Tensor:
         rows = self._rows(query.to(self.dtype) * self.scale, key)
@@ -244,8 +255,8 @@ class _Ring(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, how: _How, *operands: Tensor) -> tuple[Tensor, ...]:
-        axis, count = how.axis, 3 if how.dropping is None else 4
-        rows = [operands[at : at + count] for at in range(0, len(operands), count)]
+        axis = how.axis
+        rows = [operands[at : at + how.width] for at in range(0, len(operands), how.width)]
         kernel = _Kernel(rows[0], how)
         packs: Sequence[Tensor] = [_packed(*row[1:3]) for row in rows]
         seen: list[tuple[Tensor, Tensor] | None] = [None] * len(rows)
@@ -269,7 +280,7 @@ class _Ring(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        count, each = len(grads), 3 if ctx.how.dropping is None else 4
+        count, each = len(grads), ctx.how.width
         saved: tuple[Tensor, ...] = ctx.saved_tensors
         if all(grad is None for grad in grads):
             return (None,) * (1 + each * count)

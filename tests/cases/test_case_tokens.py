@@ -52,7 +52,7 @@ class Packed(nn.Module):
 
 SPEC = """
 mesh tp
-input x : [batch, seq, width]
+input x : [batch, seq, width], Shard(seq{order}) @ tp
 value attention : Shard(seq{order}) @ tp
 strategy attention : {way} @ tp
 """
@@ -67,10 +67,11 @@ def compared(mesh: Any, way: str, order: str, tokens: int, given: list[int], the
     for starts in (given, *then):
         model.zero_grad()
         program.zero_grad()
-        one, many = (x.detach().clone().requires_grad_() for _ in range(2))
+        one = x.detach().clone().requires_grad_()
+        many = program.own_inputs(x=x.detach().clone())["x"].requires_grad_()
         want, got = (step(m, x=x, starts=torch.tensor(starts)) for m, x in ((model, one), (program, many)))
         close(dict(got), want)
-        close(many.grad, one.grad)
+        close(many.grad, program.own_inputs(x=one.grad)["x"])
         close(program.full_gradients(), gradients(model))
     return program.source
 
@@ -80,6 +81,7 @@ def rotary(mesh: Any, n: int, way: str) -> None:
     for order in ("", ", zigzag"):
         source = compared(mesh, way, order, 4 * n, [0, 2 * n], [])
         assert ("zigzag=True" in source) == bool(order)
+        assert way != "ring" or "arange = rt.split(arange" in source  # of the rows that turn queries each has its own
 
 
 @in_worlds
