@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Protocol, TypeVar
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._api import _FromTorchTensor
 from torch.nn.modules.module import _has_any_global_hook
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.placement_types import Placement
 
 
 P = ParamSpec("P")
@@ -52,6 +55,19 @@ def hooked(module: torch.nn.Module) -> bool:
     """Whether calling ``module`` calls hooks, its own or those of all modules."""
     own = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     return bool(own or _has_any_global_hook())
+
+
+def plainly_called(module: torch.nn.Module) -> bool:
+    """Whether calling ``module`` is to call its ``forward``, and no more."""
+    return not (
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or module._compiled_call_impl is not None
+        or _has_any_global_hook()
+        or torch._C._get_tracing_state()
+    )
 
 
 def autocast_dtype(x: torch.Tensor) -> torch.dtype | None:
@@ -311,6 +327,47 @@ def flattened(mesh: DeviceMesh, axes: tuple[str, ...]) -> DeviceMesh:
     """Several axes of a mesh as one, ranks in row-major order: made once for a mesh, by all of its ranks."""
     sub = mesh if axes == mesh.mesh_dim_names else mesh[axes]
     return sub._flatten("_".join(axes))
+
+
+class Placing:
+    """``DTensor.from_local`` on one mesh, with what it works out of each kind of block remembered."""
+
+    _REMEMBERED = 64
+
+    def __init__(self, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> None:
+        self.mesh, self.placements = mesh, placements
+        self._specs: dict[tuple[Any, ...], Any] = {}
+
+    def __call__(
+        self, local: torch.Tensor, shape: torch.Size | None = None, stride: tuple[int, ...] | None = None
+    ) -> DTensor:
+        """The tensor of which ``local`` is this rank's part; of ``shape`` and ``stride`` where blocks are not equal."""
+        kind = local.shape, local.stride(), local.dtype, local.device, shape, stride
+        spec = self._specs.get(kind)
+        if spec is not None:
+            return applied(_Placed, local, spec)
+        made = DTensor.from_local(local, self.mesh, self.placements, run_check=False, shape=shape, stride=stride)
+        if len(self._specs) >= self._REMEMBERED:
+            self._specs.clear()
+        if made.device == local.device:
+            self._specs[kind] = made._spec
+        return made
+
+
+class _Placed(_FromTorchTensor):
+    """As torch's own, of a layout that is known."""
+
+    @staticmethod
+    def forward(ctx: Any, local: torch.Tensor, spec: Any) -> DTensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.forward_input_placements = spec.placements
+        ctx.forward_input_device_mesh = spec.mesh
+        ctx.grad_placements = None
+        ctx.set_materialize_grads(False)
+        return DTensor(local.view_as(local), spec, requires_grad=local.requires_grad)  # pyright: ignore[reportCallIssue]
+
+    @staticmethod
+    def backward(ctx: Any, grad: DTensor | None) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _FromTorchTensor.backward(ctx, grad)[:2]
 
 
 class Flash(Protocol):

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from placement.runtime._torch import own_parameter
+from placement.runtime._torch import own_parameter, plainly_called
 from placement.runtime.attention import attention as dropped_attention
 from placement.runtime.cuts import Cut
 from placement.runtime.errors import StateError
@@ -52,6 +52,27 @@ class Declared:
         """The tensor without data, of this rank's ``shape``."""
         data = torch.empty(shape, dtype=self.dtype, device="meta")
         return nn.Parameter(data, requires_grad=self.trainable) if self.parameter else data
+
+
+class _Member:
+    """Where instances of a class have the parameter, buffer or module of a name: in torch's own dicts.
+
+    Found on the class it is there in one step; torch finds that there is no such attribute first. An attribute of an
+    instance comes before it.
+    """
+
+    __slots__ = ("kept", "name")
+
+    def __init__(self, kept: str, name: str) -> None:
+        self.kept, self.name = kept, name
+
+    def __get__(self, module: nn.Module | None, owner: type | None = None) -> Any:
+        if module is None:
+            return self
+        try:
+            return module.__dict__[self.kept][self.name]
+        except KeyError:  # moved by somebody: torch looks for it, or says that there is none
+            raise AttributeError(self.name) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,21 +131,40 @@ class Module(nn.Module):
         for name, member in members.items():
             self._add(name, member)
 
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """As torch's, which takes its time to find that there is nothing to do but ``forward``."""
+        if plainly_called(self):
+            return self.forward(*args, **kwargs)
+        return super().__call__(*args, **kwargs)
+
     def _add(self, name: str, member: Any) -> None:
-        if hasattr(type(self), name):
+        known = getattr(type(self), name, None)
+        if known is not None and not isinstance(known, _Member):
             raise ValueError(f"{type(self).__name__} cannot have a member {name!r}: its class has one")
         if isinstance(member, Declared):
             self._declared[name] = member
             self._register(name, member, member.shape)
+            self._kept_in("_parameters" if member.parameter else "_buffers", name)
         elif isinstance(member, Tied):
             self._tied[name] = member
             self.register_parameter(name, None)
+            self._kept_in("_parameters", name)
         elif isinstance(member, (list, tuple)) and all(isinstance(m, nn.Module) for m in member):
-            self.add_module(name, nn.ModuleList(member))
+            self._add_module(name, nn.ModuleList(member))
         elif isinstance(member, dict) and all(isinstance(m, nn.Module) for m in member.values()):
-            self.add_module(name, nn.ModuleDict(member))
+            self._add_module(name, nn.ModuleDict(member))
+        elif isinstance(member, nn.Module):
+            self._add_module(name, member)
         else:
             setattr(self, name, member)
+
+    def _add_module(self, name: str, module: nn.Module) -> None:
+        self.add_module(name, module)
+        self._kept_in("_modules", name)
+
+    def _kept_in(self, kept: str, name: str) -> None:
+        if type(self) is not Module:  # whose classes have members of their own
+            setattr(type(self), name, _Member(kept, name))
 
     def _register(self, name: str, declared: Declared, shape: tuple[int, ...]) -> None:
         tensor = declared.made(shape)

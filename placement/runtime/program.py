@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Partial, Placement, Shard
 
 from placement.runtime import state
-from placement.runtime._torch import eager, itself_eager
+from placement.runtime._torch import Placing, eager, itself_eager
 from placement.runtime.axis import Axis, MeshAxis
 from placement.runtime.cuts import Cut, block, local_shape, whole_shape
 from placement.runtime.errors import MeshError, SizeError, StateError
@@ -83,7 +82,7 @@ class Program(Module):
         self._guard: Guard | None = None
         self._loaded = False
         self._on_mesh = False
-        self._places: dict[tuple[str, int], tuple[DeviceMesh, list[Placement]] | None] = {}  # of outputs
+        self._places: dict[tuple[str, int], Placing | None] = {}  # of outputs
 
     # -- binding ---------------------------------------------------------------------------------
 
@@ -310,12 +309,12 @@ class Program(Module):
             if (name, x.ndim) not in self._places:
                 self._places[name, x.ndim] = self._placed(name, x.ndim)
             placed = self._places[name, x.ndim]
-            return x if placed is None else DTensor.from_local(x, *placed, run_check=False, **whole)
+            return x if placed is None else placed(x, **whole)
 
         result = mapped(wrapped, [result])
         return result if self.restore is None else self.restore(result)
 
-    def _placed(self, name: str, ndim: int) -> tuple[DeviceMesh, list[Placement]] | None:
+    def _placed(self, name: str, ndim: int) -> Placing | None:
         """Where an output of so many dims lies, None where every rank has all of it."""
         layout = {axis.name: how for axis, how in self.layout(self.outputs.get(name))}
         places: dict[str, Placement] = {
@@ -323,7 +322,7 @@ class Program(Module):
             for axis in self._axes  # in mesh order, as a DTensor has them
             if axis in layout
         }
-        return (_submesh(self._axes, places), list(places.values())) if places else None
+        return Placing(_submesh(self._axes, places), tuple(places.values())) if places else None
 
     def _own_length(self, name: str, local: Tensor, more: Mapping[int, int]) -> tuple[Tensor, dict[str, Any]]:
         """An output without what its dims are padded with, and the whole's shape and stride as a DTensor has them."""

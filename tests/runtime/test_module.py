@@ -42,6 +42,46 @@ def test_members_become_what_they_are() -> None:
     assert all(t.is_meta for t in (*m.parameters(), *m.buffers()))
 
 
+class Pair(rt.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x))
+
+
+def test_a_member_that_is_replaced_is_found() -> None:
+    weight = Weight(weight=rt.param(2))
+    one, other = (Pair(first=Weight(weight=rt.param(2)), second=nn.Identity(), table=rt.buffer(1)) for _ in range(2))
+    assert one.first is one._modules["first"] is not other.first
+    one._modules["first"] = weight  # as wrappers do
+    assert one.first is weight
+    one.first = nn.Identity()
+    assert one.first is one._modules["first"] is not weight
+    del one.first
+    assert not hasattr(one, "first")
+    with pytest.raises(AttributeError, match="'Pair' object has no attribute 'first'"):
+        _ = one.first
+    one.register_buffer("first", torch.ones(1))
+    assert torch.equal(one.first, torch.ones(1))
+    del weight._parameters["weight"]
+    weight.weight = made = torch.ones(2)  # no parameter: an attribute of the instance, as weight norms have it
+    assert weight.weight is made
+    assert other.table is other._buffers["table"]
+    assert copy.deepcopy(other).first is not other.first
+
+
+def test_a_module_is_called_with_its_hooks() -> None:
+    pair, seen = Pair(first=nn.Identity(), second=nn.Identity()), []
+    for register in (pair.register_forward_hook, pair.register_forward_pre_hook, pair.register_full_backward_hook):
+        handle = register(lambda *_: seen.append(1))
+        pair(torch.ones(1, requires_grad=True)).sum().backward()
+        handle.remove()
+    assert seen == [1] * 3
+    with nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(module)):
+        pair(torch.ones(1))
+    assert seen[3:] == [pair.first, pair.second, pair]
+    pair(torch.ones(1))
+    assert len(seen) == 6
+
+
 def test_a_member_cannot_hide_a_method() -> None:
     with pytest.raises(ValueError, match="Module cannot have a member 'forward'"):
         rt.Module(forward=Weight())

@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Replicate, Shard
 
 from placement.runtime._torch import (
     Group,
+    Placing,
     accumulates,
     after_backward,
     applied,
@@ -23,6 +27,7 @@ from placement.runtime._torch import (
     members_to,
     own_parameter,
     place_here,
+    plainly_called,
     version,
 )
 from tests.gloo import GlooPool
@@ -115,10 +120,57 @@ def test_eager_breaks_the_graph() -> None:
 def test_hooked(hook: Callable[[torch.nn.Module], Any]) -> None:
     module = torch.nn.Linear(2, 2)
     assert not hooked(module)
+    assert plainly_called(module)
     handle = hook(module)
     assert hooked(module)
+    assert not plainly_called(module)
     handle.remove()
     assert not hooked(module)
+    assert plainly_called(module)
+
+
+def test_plainly_called_is_not_compiled_or_traced() -> None:
+    module = torch.nn.Linear(2, 2)
+    module.compile(backend="eager")
+    assert not plainly_called(module)
+    seen: list[bool] = []
+
+    class Noting(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(plainly_called(self))
+            return x + 1
+
+    torch.jit.trace(Noting(), torch.ones(1), check_trace=False)
+    assert seen == [False]
+    Noting()(torch.ones(1))
+    assert seen == [False, True]
+
+
+@pytest.mark.gloo
+def test_placing_is_from_local(gloo: Callable[[int], GlooPool]) -> None:
+    gloo(2).run(_placed)
+
+
+def _placed() -> None:
+    mesh, rank = init_device_mesh("cpu", (2,), mesh_dim_names=("x",)), dist.get_rank()
+    placing = Placing(mesh, (Shard(1),))
+    for dtype, uneven in ((torch.float64, False), (torch.float32, False), (torch.float64, True)) * 2:  # met, then known
+        x = (torch.arange(6.0, dtype=dtype).view(2, 3) + rank).requires_grad_()
+        block = x[:, : 3 - rank] if uneven else x
+        whole: Any = {"shape": torch.Size((2, 5)), "stride": (5, 1)} if uneven else {}
+        gradients: list[torch.Tensor] = []
+        pair = placing(block, **whole), DTensor.from_local(block, mesh, (Shard(1),), run_check=False, **whole)
+        for made in pair:
+            weight = torch.arange(made.numel(), dtype=dtype).view(made.shape)
+            replicated: Any = made.redistribute(placements=[Replicate()])
+            (replicated.to_local() * weight).sum().backward()
+            assert x.grad is not None
+            gradients.append(x.grad)
+            x.grad = None
+        assert torch.equal(*gradients)
+        assert gradients[0].abs().sum() > 0
+        assert len({(made.shape, made.stride(), made.dtype, made.placements) for made in pair}) == 1
+        assert torch.equal(pair[0].full_tensor(), pair[1].full_tensor())
 
 
 def test_autocast_dtype() -> None:
