@@ -43,7 +43,16 @@ from bench.peers.sides import OURS, Side
 from tests.gloo import GlooPool
 
 SHORT = {"all_reduce": "AR", "all_gather": "AG", "reduce_scatter": "RS", "all_to_all": "A2A"}
-PEERS = ("expert", "DTensor", "spmd-types", "transformers", "expert, own norms", "expert, lean", "expert, traced")
+PEERS = (
+    "expert",
+    "DTensor",
+    "spmd-types",
+    "transformers",
+    "megatron-core",
+    "expert, own norms",
+    "expert, lean",
+    "expert, traced",
+)
 TARGETS = {
     "collectives": "no kind, either direction, more than the expert's",
     "saved": "of the expert's TP+SP 1.00 (0.95 with the model's own norms); of DTensor's 0.88 at tp 2, 0.78 at tp 4",
@@ -67,7 +76,7 @@ def grid(command: Callable[..., None]) -> click.Command:
         each("--seq", int, [16]),
         each("--tp", int, [2]),
         click.option("--layers", default=4, show_default=True),
-        click.option("--peer", "peers", multiple=True, type=click.Choice(PEERS), default=PEERS[:4], show_default=True),
+        click.option("--peer", "peers", multiple=True, type=click.Choice(PEERS), default=PEERS[:5], show_default=True),
         click.option("--unchecked", is_flag=True, help="Do not compare with one device first."),
     ]
 
@@ -129,9 +138,9 @@ class _pools:  # noqa: N801 - used as a function
 def _head(what: str) -> None:
     print(f"torch {torch.__version__}, one thread a rank; forward and backward, gradients final")
     print(f"target: {TARGETS[what]}")
-    if importlib.util.find_spec("spmd_types") is None:
-        print("spmd-types is not installed: it did not run")
-    print("megatron-core is not among the peers")
+    for name, package in (("spmd-types", "spmd_types"), ("megatron-core", "megatron")):
+        if importlib.util.find_spec(package) is None:
+            print(f"{name} is not installed: it did not run")
     print()
 
 

@@ -121,6 +121,13 @@ def by_spmd(case: Case, model: nn.Module, mesh: Any, given: Given, compiling: Co
     return written(case, model, mesh, given, compiling, ops=Typed, name="spmd-types")
 
 
+def by_megatron(case: Case, model: nn.Module, mesh: Any, given: Given, compiling: Compiling = as_it_is) -> Side:
+    """Layers of megatron-core."""
+    from bench.peers.megatron import Core  # noqa: PLC0415 - it may not be installed
+
+    return written(case, model, mesh, given, compiling, ops=Core, name="megatron-core")
+
+
 MAKERS: dict[str, Callable[..., Side]] = {
     OURS: ours,
     "expert": written,
@@ -129,6 +136,7 @@ MAKERS: dict[str, Callable[..., Side]] = {
     "expert, lean": partial(written, name="expert, lean", norms="lean"),
     "DTensor": by_dtensor,
     "spmd-types": by_spmd,
+    "megatron-core": by_megatron,
     "transformers": by_transformers,
 }
 
