@@ -57,19 +57,6 @@ def hooked(module: torch.nn.Module) -> bool:
     return bool(own or _has_any_global_hook())
 
 
-def plainly_called(module: torch.nn.Module) -> bool:
-    """Whether calling ``module`` is to call its ``forward``, and no more."""
-    return not (
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or module._compiled_call_impl is not None
-        or _has_any_global_hook()
-        or torch._C._get_tracing_state()
-    )
-
-
 def autocast_dtype(x: torch.Tensor) -> torch.dtype | None:
     """What autocast computes products of ``x`` in; None outside of it."""
     if not torch._C._is_any_autocast_enabled():  # asked at each call: this is the cheapest way

@@ -59,7 +59,9 @@ class Guard:
         self.same_blocks = same_blocks
         kinds = {parameter.kind for parameter in signature.parameters.values()}
         named = kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD}
-        self._names = frozenset(signature.parameters) if named else None  # None: what is given has to be sorted out
+        told = {how.told for how in self.uneven.values() if isinstance(how, Padded)}
+        # None: what is given has to be sorted out.
+        self._names = frozenset(signature.parameters) - told if named else None
         self._accepted: dict[tuple[Any, ...], Lengths] = {}  # by all that the checks look at, what they found
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Guard:

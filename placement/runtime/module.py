@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from placement.runtime._torch import own_parameter, plainly_called
+from placement.runtime._torch import own_parameter
 from placement.runtime.attention import attention as dropped_attention
 from placement.runtime.cuts import Cut
 from placement.runtime.errors import StateError
@@ -130,12 +130,6 @@ class Module(nn.Module):
         self._draws = True  # as the program says, once it is on a mesh
         for name, member in members.items():
             self._add(name, member)
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """As torch's, which takes its time to find that there is nothing to do but ``forward``."""
-        if plainly_called(self):
-            return self.forward(*args, **kwargs)
-        return super().__call__(*args, **kwargs)
 
     def _add(self, name: str, member: Any) -> None:
         known = getattr(type(self), name, None)

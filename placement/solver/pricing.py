@@ -153,7 +153,11 @@ class Prices:
         ids = {joint: index for index, joint in enumerate(joints)}
         runs: dict[object, int] = {}
         shape = tuple(
-            tuple((kind.kind, kind.stored, runs.setdefault(kind.over, len(runs))) for kind in joint) for joint in joints
+            tuple(
+                (kind.kind, kind.stored, runs.setdefault(kind.over, len(runs)), self.mesh.ordered(joint, (index,)))
+                for index, kind in enumerate(joint)
+            )
+            for joint in joints
         )
         wanted = tuple(ids[joint] for joint in asked)
         sums = self.forms.sums.likeness(value)

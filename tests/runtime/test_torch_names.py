@@ -27,7 +27,6 @@ from placement.runtime._torch import (
     members_to,
     own_parameter,
     place_here,
-    plainly_called,
     version,
 )
 from tests.gloo import GlooPool
@@ -120,30 +119,10 @@ def test_eager_breaks_the_graph() -> None:
 def test_hooked(hook: Callable[[torch.nn.Module], Any]) -> None:
     module = torch.nn.Linear(2, 2)
     assert not hooked(module)
-    assert plainly_called(module)
     handle = hook(module)
     assert hooked(module)
-    assert not plainly_called(module)
     handle.remove()
     assert not hooked(module)
-    assert plainly_called(module)
-
-
-def test_plainly_called_is_not_compiled_or_traced() -> None:
-    module = torch.nn.Linear(2, 2)
-    module.compile(backend="eager")
-    assert not plainly_called(module)
-    seen: list[bool] = []
-
-    class Noting(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            seen.append(plainly_called(self))
-            return x + 1
-
-    torch.jit.trace(Noting(), torch.ones(1), check_trace=False)
-    assert seen == [False]
-    Noting()(torch.ones(1))
-    assert seen == [False, True]
 
 
 @pytest.mark.gloo
