@@ -3,16 +3,17 @@
     python bench/exposed.py
     python bench/exposed.py --ranks 4 --link ib --seq 8192 --layers 8
 
-Nothing is measured: it is the cost model's reckoning (placement/solver/overlap.py has the formulas) of a Llama of 70B
+Nothing is measured: it is the cost model's reckoning (placement/solver/waiting.py has the formulas) of a Llama of 70B
 parameters in bfloat16 on h100, one sequence, hidden 8192, 64 heads and 8 of keys. `tp` keeps the residual whole on
 every rank, `tp+sp` a part of the sequence. What other work hides is left out of "waited for"; the share is that of the
-step.
+step. `by price` is what is emitted where no line says another way: for each collective the cheapest, told below.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -24,10 +25,10 @@ from placement.api import read
 from placement.graph.capture import capture
 from placement.solver.bind import bind
 from placement.solver.build import plan
-from placement.solver.overlap import exposed
 from placement.solver.plan import Plan
+from placement.solver.waiting import exposed
 
-WAYS = ("none", "async", "ring", "chunks(4)", "chunks(8)")
+WAYS = ("none", "async", "ring", "chunks(4)", "chunks(8)", "by price")
 NORMS = {"tp": "Replicate", "tp+sp": "Shard(seq)"}
 SPEC = """
 device h100
@@ -73,11 +74,30 @@ def main() -> None:
         made = planned(mode, args)
         rest = sum(one.time for inside in made.inside.values() for one in inside)
         for way in WAYS:
-            found = [exposed(made, step, way) for step in made.steps]
+            found = [exposed(made, step, step.overlap if way == "by price" else way) for step in made.steps]
             forward, backward = (sum(times) / 1e9 for times in zip(*found, strict=True))
             step = made.compute / 1e9 + forward + backward + rest / 1e9
             share = (forward + backward + rest / 1e9) / step
             print(f"{mode:8}{way:12}{forward:12.2f}{backward:13.2f}{step:10.2f}{share:12.1%}")
+        print(f"{mode:8}{', '.join(chosen(made))}")
+        print(f"{mode:8}head's weight gradient at the end of the backward: {deferred(made) / 1e9:+.2f} ms\n")
+
+
+def deferred(made: Plan) -> int:
+    """Picoseconds more that are waited for if the head's weight gradient is put off.
+
+    The sum of its input's gradient then has no work of the layer to run behind.
+    """
+    step = next(s for s in made.steps for node in s.layers if node.module == "lm_head")
+    behind = sum(made.work[node][1] for node in step.layers) // 2
+    again = max(0, step.times[0] * step.again - behind)
+    return again + step.times[1] - exposed(made, step, "async")[1]
+
+
+def chosen(made: Plan) -> list[str]:
+    """How many collectives beside which layers are cut how."""
+    beside = ((s.overlap, "+".join(n.module.rpartition(".")[2] for n in s.beside)) for s in made.steps if s.beside)
+    return [f"{layers} {overlap} x {count}" for (overlap, layers), count in Counter(beside).items()]
 
 
 if __name__ == "__main__":

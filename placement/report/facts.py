@@ -34,8 +34,8 @@ class Converted:
     and ``target_type`` do. nbytes: of the full value. position: of the conversion in program order. axis: the name of
     ``axes`` together. times: picoseconds forward and backward. again: how often a stored parameter is gathered once
     more in the backward; kept_by: for each time the position of the op that needs it then. summed: as nbytes, in the
-    dtype that its sums are done in. overlap: how its collectives are cut beside layers, '' where in one piece.
-    launches: (phase, action, bytes) of each.
+    dtype that its sums are done in. overlap: how its collectives are cut beside layers, '' where in one piece; priced:
+    since that is cheapest, where no line says it. launches: (phase, action, bytes) of each.
     """
 
     value: str
@@ -61,6 +61,7 @@ class Converted:
     stored: bool = False
     summed: int = 0
     overlap: str = ""
+    priced: bool = False
     launches: tuple[tuple[str, str, int], ...] = ()
 
     def sent(self, action: str) -> int:
@@ -245,6 +246,7 @@ def _converted(plan: Plan, names: Names, step: Step, files: Mapping[str, str]) -
         stored=step.source.type[step.axes[0]].stored,
         summed=step.summed,
         overlap=step.overlap if cuts(step.overlap) else "",
+        priced=step.priced,
         launches=tuple((phase, action.value, size) for phase, action, size, _ in step.launches(n)),
     )
 

@@ -230,7 +230,8 @@ def arrow(event: Converted) -> str:
     if source == target:
         source = "Invariant" if event.source_type is Kind.I else source
         target = "Invariant" if event.target_type is Kind.I else target
-    return f"{source} -> {target}" + (f", {event.overlap}" if event.overlap else "")
+    cut = f", {event.overlap}" if event.overlap else ""
+    return f"{source} -> {target}{cut}" + " by price" * event.priced
 
 
 def _target(event: Converted, block: str) -> tuple[str, str]:

@@ -73,7 +73,7 @@ def all_gather_linears(
         again = torch.compiler.is_compiling() and not kept
         return _one_by_one(layers, axis.exchange_again(*steps, x) if again else axis.exchange(*steps, x))
     if cuts(overlap):
-        if outer != 1 or segments or zigzag or kept:
+        if outer != 1 or segments or zigzag or kept or dim in (-1, x.ndim - 1):
             where = f"outer {outer}, segments {segments}, zigzag {zigzag}, kept {kept}"
             raise ValueError(f"blocks along dim {dim} with {where}: in one piece")
         return gathered_in_pieces(pairs, x, axis, dim, overlap, outermost=outermost)

@@ -107,14 +107,21 @@ def leaving(
     return [torch.cat(of_rank) for of_rank in zip(*parts, strict=True)]
 
 
-def reducing(axis: Axis, chunks: int, rows: int, terms: Callable[[slice], Sequence[Tensor]]) -> Sequence[Tensor]:
+def reducing(
+    axis: Axis, chunks: int, rows: int, terms: Callable[[slice], Sequence[Tensor]]
+) -> Callable[[], Sequence[Tensor]]:
     """Sum over the ranks what ``terms`` makes of so many ``rows``; all of it for every rank.
 
-    ``terms`` is asked for some rows of each held rank, and gives fresh contiguous tensors [those, ...].
+    ``terms`` is asked for some rows of each held rank, and gives fresh contiguous tensors [those, ...]. What is
+    returned waits for the sums, and is to be called once.
     """
     row, going = 0, []
     for size in _sizes(rows, chunks):
         going.append(axis.start(ALL_REDUCE, terms(slice(row, row + size)), own=True))
         row += size
-    parts = [axis.finish(one) for one in going]
-    return [torch.cat(of_rank) for of_rank in zip(*parts, strict=True)]
+
+    def finish() -> list[Tensor]:
+        parts = [axis.finish(one) for one in going]
+        return [torch.cat(of_rank) for of_rank in zip(*parts, strict=True)]
+
+    return finish

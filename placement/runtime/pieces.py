@@ -14,11 +14,12 @@ import torch.nn.functional as F
 from placement.runtime._torch import autocast_dtype
 from placement.runtime.axis import ALL_REDUCE, NONE, Axis, Step, joint_exchange
 from placement.runtime.cuts import Cut, local_shape
+from placement.runtime.main_grads import has_main_grads, sinks
 from placement.runtime.overlap import GATHER, SCATTER, Overlap, Place, arriving, leaving, reducing
 from placement.runtime.rows import filled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
@@ -116,6 +117,17 @@ def _add(total: Tensor | None, gradient: Tensor, x: Tensor) -> Tensor:
     return gradient.t().mm(x) if total is None else total.addmm_(gradient.t(), x)
 
 
+def _kept(ctx: Any, operands: Sequence[Tensor | None]) -> None:
+    """Keep the operands; and which are tensors, where a parameter among them may have its gradients added up itself."""
+    ctx.save_for_backward(*operands)
+    ctx.places = [at for at, one in enumerate(operands) if one is not None] if has_main_grads(operands) else None
+
+
+def _mains(ctx: Any, dtype: torch.dtype) -> Mapping[int, Tensor]:
+    """By operand, what its gradient is added to instead of being handed on."""
+    return {} if ctx.places is None else sinks(ctx.next_functions, ctx.places, dtype)
+
+
 def _differentiable(
     plain: Callable[[list[Any]], Sequence[Tensor]], operands: Sequence[Any], needs: Sequence[bool], grads: Sequence[Any]
 ) -> list[Tensor | None]:
@@ -153,7 +165,7 @@ class _Gathered(torch.autograd.Function):
             for rank, (place, x) in enumerate(zip(places, at, strict=True)):
                 for result, (weight, bias) in zip(results[rank], layers[rank], strict=True):
                     _put(place.of(result, n), x, weight, bias)  # pyright: ignore[reportArgumentType]
-        ctx.save_for_backward(*operands)
+        _kept(ctx, operands)
         return tuple(how.back(result) for row in results for result in row)
 
     @staticmethod
@@ -187,11 +199,14 @@ class _Gathered(torch.autograd.Function):
             for rank, total in enumerate(leaving(how.axis, how.overlap, blocks[0].shape[0], terms)):
                 found[rank * width] = total.movedim(0, how.dim)
         if any(needs[1 + 2 * layer] for layer in live):
+            mains = {at: main for at, main in _mains(ctx, moved[live[0]].dtype).items() if at % width % 2}  # of weights
+            found = [mains.get(to, gradient) for to, gradient in enumerate(found)]
             for places, at in arriving(how.axis, how.overlap, blocks):
                 for rank, (place, x) in enumerate(zip(places, at, strict=True)):
                     for layer in (layer for layer in live if needs[1 + 2 * layer]):
                         to = rank * width + 1 + 2 * layer
                         found[to] = _add(found[to], place.of(moved[rank * layers + layer], n), x)
+            found = [None if to in mains else gradient for to, gradient in enumerate(found)]
         for rank in ranks:
             for layer in (layer for layer in live if needs[2 + 2 * layer]):
                 found[rank * width + 2 + 2 * layer] = moved[rank * layers + layer].flatten(0, -2).sum(0)
@@ -225,7 +240,7 @@ class _Scattered(torch.autograd.Function):
             return [F.linear(place.of(x, n).flatten(0, 1), weight).contiguous() for place, x, weight in pairs]
 
         results = leaving(how.axis, how.overlap, inputs[0].shape[0] // n, terms)
-        ctx.save_for_backward(*operands)
+        _kept(ctx, operands)
         return tuple(map(how.back, results))
 
     @staticmethod
@@ -240,7 +255,8 @@ class _Scattered(torch.autograd.Function):
             return (None, *_differentiable(lambda row: _plain_scattered(how, row), operands, needs, given))
         inputs, weights = [how.first(x) for x in operands[::2]], operands[1::2]
         into = [x.new_empty(x.shape) if needs[0] else None for x in inputs]
-        totals: list[Any] = [None] * len(inputs)
+        mains = _mains(ctx, given[0].dtype)  # pyright: ignore[reportOptionalMemberAccess] - as below
+        totals = [mains.get(2 * rank + 1) for rank in range(len(inputs))]
         blocks = [how.first(grad) for grad in given]  # pyright: ignore[reportArgumentType]
         for places, at in arriving(how.axis, how.overlap, blocks):
             for rank, (place, gradient) in enumerate(zip(places, at, strict=True)):
@@ -248,6 +264,7 @@ class _Scattered(torch.autograd.Function):
                     _put(place.of(to, n), gradient, weights[rank].t())
                 if needs[1]:
                     totals[rank] = _add(totals[rank], gradient, place.of(inputs[rank], n))
+        totals = [None if 2 * rank + 1 in mains else total for rank, total in enumerate(totals)]
         of_inputs = (None if x is None else x.movedim(0, how.dim) for x in into)
         return (None, *(gradient for pair in zip(of_inputs, totals, strict=True) for gradient in pair))
 
@@ -272,8 +289,8 @@ class _Reduced(torch.autograd.Function):
         def terms(rows: slice) -> list[Tensor]:
             return [x[rows].mm(weight.t()) for x, weight in zip(inputs, weights, strict=True)]
 
-        results = reducing(how.axis, how.overlap, inputs[0].shape[0], terms)
-        ctx.save_for_backward(*operands)
+        results = reducing(how.axis, how.overlap, inputs[0].shape[0], terms)()
+        _kept(ctx, operands)
         return tuple(y.view(*operands[0].shape[:-1], -1) for y in results)
 
     @staticmethod
@@ -286,7 +303,9 @@ class _Reduced(torch.autograd.Function):
             if grad is not None and needs[0]:
                 found[2 * rank] = grad @ operands[2 * rank + 1]
             if grad is not None and needs[1]:
-                found[2 * rank + 1] = grad.flatten(0, -2).t() @ operands[2 * rank].flatten(0, -2)
+                into = _mains(ctx, grad.dtype).get(2 * rank + 1)
+                made = _add(into, grad, operands[2 * rank])
+                found[2 * rank + 1] = made if into is None else None
         return (None, *found)
 
 
@@ -303,7 +322,7 @@ class _Shared(torch.autograd.Function):
     def forward(ctx: Any, how: How, *operands: Tensor | None) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.how = how
-        ctx.save_for_backward(*operands)
+        _kept(ctx, operands)
         width = 1 + 2 * how.layers
         return tuple(
             F.linear(operands[rank], operands[at], operands[at + 1])  # pyright: ignore[reportArgumentType]
@@ -337,16 +356,19 @@ class _Shared(torch.autograd.Function):
                 made.append(total)
             return made
 
-        if needs[0]:
-            for rank, total in enumerate(reducing(how.axis, how.overlap, inputs[0].shape[0], terms)):
-                found[rank * width] = total.view(operands[0].shape)
+        mains = _mains(ctx, flat[live[0]].dtype)
+        summed = reducing(how.axis, how.overlap, inputs[0].shape[0], terms) if needs[0] else None
         for rank in ranks:
             for layer in live:
                 gradient, to = flat[rank * layers + layer], rank * width + 1 + 2 * layer
                 if needs[1 + 2 * layer]:
-                    found[to] = gradient.t().mm(inputs[rank])
+                    made = _add(mains.get(to), gradient, inputs[rank])
+                    found[to] = None if to in mains else made
                 if needs[2 + 2 * layer]:
                     found[to + 1] = gradient.sum(0)
+        if summed is not None:
+            for rank, total in enumerate(summed()):
+                found[rank * width] = total.view(operands[0].shape)
         return (None, *found)
 
 

@@ -49,8 +49,8 @@ def reduce_scatter_linear(
     pairs = None if axis.size == 1 else unwatched((layer,))
     if pairs is None:
         return reduce_scatter(_called(layer, x), axis, dim, outer, segments, zigzag=zigzag)
-    if cuts(overlap):
-        if outer != 1 or segments or zigzag:
+    if cuts(overlap) and not _recomputed(pairs[0], x):
+        if outer != 1 or segments or zigzag or dim in (-1, x.ndim - 1):
             where = f"outer {outer}, segments {segments}, zigzag {zigzag}"
             raise ValueError(f"blocks along dim {dim} with {where}: in one piece")
         return scattered_in_pieces(pairs[0], x, axis, dim, overlap, outermost=outermost)
@@ -69,7 +69,7 @@ def all_reduce_linear(layer: Layer, x: Tensor, axis: Axis, *, overlap: Overlap =
     pairs = None if axis.size == 1 else unwatched((layer,))
     if pairs is None:
         return all_reduce(_called(layer, x), axis)
-    if isinstance(overlap, int):
+    if isinstance(overlap, int) and not _recomputed(pairs[0], x):
         return reduced_in_pieces(pairs[0], x, axis, overlap)
     return _run(pairs[0], x, _How(axis, ALL_REDUCE, NONE))
 
@@ -105,6 +105,11 @@ def _run(pair: Operands, x: Tensor, how: _How) -> Tensor:
 
     what = ("linear", how.forward, how.backward, x.dtype, tuple(x.shape), tuple(weight.shape))
     return axis.together(what, (x, weight), together)
+
+
+def _recomputed(pair: Operands, x: Tensor) -> bool:
+    """Whether a checkpoint recomputes, and the form in one piece keeps what pieces have kept: it sums nothing again."""
+    return in_backward() and x.requires_grad and pair[0].requires_grad
 
 
 def _again(x: Tensor, weight: Tensor, how: _How) -> Tensor:

@@ -26,12 +26,12 @@ from placement.solver.eliminate import Undecided, solve
 from placement.solver.faults import impossible, returned_otherwise
 from placement.solver.forms import AsOwn, matching, renamed
 from placement.solver.layers import with_layers
-from placement.solver.overlap import with_overlap
 from placement.solver.plan import Hook, Plan, Step, Version
 from placement.solver.pricing import Cost, NetForm, Options, Prices, Ways
 from placement.solver.problem import COMPONENTS, Net, Problem, Solution, Variable
 from placement.solver.prune import TooManyMasks, ask_set, asked_masks, union_masks
 from placement.solver.uses import Uses
+from placement.solver.waiting import with_overlap
 from placement.types import Action, I, Joint, P, R, Type
 
 
@@ -419,7 +419,7 @@ class Builder:
         order = {value: index for index, value in enumerate(self.bound.graph.values())}
         steps.sort(key=lambda s: (order[s.value], s.source.stage, s.target.stage))
         steps = with_layers(steps, self.bound.graph, frozenset(uses.values()), self.bound.lowered("gathered = kept"))
-        steps = with_overlap(steps, self.bound)
+        steps = with_overlap(steps, self.bound, strategy_of, work)
         causes = Causes(self.bound)
         steps = [causes.explain(step) for step in steps]
         compute = sum(map(sum, work.values()))

@@ -27,7 +27,8 @@ class Device:
 
     flops: flop/s by dtype name (``bfloat16``); a dtype that is not listed runs at the rate of float32.
     bandwidth: bytes/s to its own memory. capacity: bytes of that memory. sources: where the figures are from;
-    of a device of one's own, the line that declares it (``net.plc:3``).
+    of a device of one's own, the line that declares it (``net.plc:3``). apart: whether what is sent moves while it
+    multiplies; the cores of a CPU do both.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Device:
     bandwidth: int
     capacity: int
     sources: str
+    apart: bool = True
 
     def rate(self, dtype: str) -> int:
         """Flop/s at ``dtype``."""
@@ -96,6 +98,7 @@ _CPU = Device(
     bandwidth=20 * _GIGA,
     capacity=16 * _GIGA,
     sources="nominal: two cores with AVX2, one memory channel each; no vendor's figure",
+    apart=False,
 )
 DEVICES: dict[str, Device] = {device.name: device for device in (_H100, _H200, _A100, _B200, _CPU)}
 

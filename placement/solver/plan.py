@@ -37,7 +37,8 @@ class Step:
     backward. layers: linear layers, all that take the target, which run as one function with the conversion. product:
     the linear layer whose terms it sums, if nothing else takes these: it runs as one function with the conversion as
     well. reduce: the dtype of its sums where a line says it; summed: bytes in the dtype that they are done in. overlap:
-    how the collectives beside layers are cut; rows: of a block, or where none is cut of the whole, what chunks divide.
+    how the collectives beside layers are cut; priced: since that is cheapest, where no line says it; rows: of a block,
+    or where none is cut of the whole, what chunks divide.
     """
 
     source: Version
@@ -56,6 +57,7 @@ class Step:
     summed: int = 0
     overlap: str = ASYNC
     rows: int = 0
+    priced: bool = False
 
     def launches(self, n: int) -> tuple[tuple[str, Action, int, bool], ...]:
         """(phase, action, bytes, whether it counts as hidden) of what ``n`` ranks launch."""

@@ -201,7 +201,16 @@ def checkpointed(spec: str) -> list[list[rt.Event]]:
 
 
 @pytest.mark.gloo
-@pytest.mark.parametrize(("spec", "more"), [(toys.TP, {}), (toys.SP, {"all_gather": 2})], ids=["tp", "sp"])
+@pytest.mark.parametrize(
+    ("spec", "more"),
+    [
+        (toys.TP, {}),
+        (toys.SP, {"all_gather": 2}),
+        (toys.TP + "lower ** : overlap = chunks(2)\n", {}),
+        (toys.SP + "lower ** : overlap = ring\n", {"send_recv": 2}),
+    ],
+    ids=["tp", "sp", "tp, chunks", "sp, ring"],
+)
 def test_C25_what_recomputation_sends(spec: str, more: dict[str, int], gloo: Pool) -> None:
     """A hang, or traffic twice: ranks recompute in one order, and the sum that ends an MLP is not done again."""
     ranks = gloo(2).run(checkpointed, spec)

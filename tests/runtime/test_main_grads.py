@@ -155,8 +155,11 @@ def straight(mesh: Any, n: int, spec: str) -> None:
     assert {main.dtype for main in buffers(program)} == {torch.float32}
 
 
+IN_PIECES = [toys.SP + "lower ** : overlap = ring\n", toys.TP + "lower ** : overlap = chunks(2)\n"]
+
+
 @in_worlds
-@pytest.mark.parametrize("spec", [toys.SP, toys.TP], ids=["sharded norms", "replicated norms"])
+@pytest.mark.parametrize("spec", [toys.SP, toys.TP, *IN_PIECES], ids=["sharded norms", "replicated", "ring", "chunks"])
 def test_products_are_added_without_a_second_tensor(world: str, n: int, spec: str, gloo: Pool) -> None:
     run(straight, world, n, gloo, spec)
 

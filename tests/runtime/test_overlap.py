@@ -128,6 +128,17 @@ def test_the_next_block_is_on_its_way_while_one_is_used(overlap: Any, monkeypatc
     assert seen == [*first, "start", "use", "finish", "start", "use", "finish", "use"]
 
 
+def test_weights_gradients_are_made_while_the_inputs_is_summed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that is left to do is done before a sum in chunks is waited for."""
+    seen: list[str] = []
+    start, finish, mm = rt.Axis.start, rt.Axis.finish, torch.Tensor.mm
+    monkeypatch.setattr(rt.Axis, "start", lambda self, *a, **k: seen.append("start") or start(self, *a, **k))
+    monkeypatch.setattr(rt.Axis, "finish", lambda self, *a: seen.append("finish") or finish(self, *a))
+    monkeypatch.setattr(torch.Tensor, "mm", lambda self, *a: seen.append("mm") or mm(self, *a))
+    linears.simulated(2, linears.Case(gathered=False, used=1, overlap=2), "layers")
+    assert seen == [*["mm", "mm", "start"] * 2, "mm", "mm", "finish", "finish"]
+
+
 def test_pieces_of_a_cut_in_parts_are_refused() -> None:
     def body(axes: dict[str, rt.Axis]) -> None:
         x, weight = torch.ones(2, 4, 6), torch.ones(4, 6)
@@ -135,6 +146,11 @@ def test_pieces_of_a_cut_in_parts_are_refused() -> None:
             rt.all_gather_linears([weight], x, axes["tp"], 1, 2, overlap="ring")
         with pytest.raises(ValueError, match="in one piece"):
             rt.reduce_scatter_linear(weight, x, axes["tp"], 1, 2, overlap=4)
+        for dim in (2, -1):  # products take whole rows
+            with pytest.raises(ValueError, match="in one piece"):
+                rt.all_gather_linears([weight], x, axes["tp"], dim, overlap="ring")
+            with pytest.raises(ValueError, match="in one piece"):
+                rt.reduce_scatter_linear(weight, x, axes["tp"], dim, overlap=4)
         with pytest.raises(rt.SizeError, match="3"):
             rt.reduce_scatter_linear(weight, torch.ones(2, 3, 6), axes["tp"], 1, overlap=4)
 
