@@ -17,6 +17,7 @@ from placement.emit.module import instantiate, load
 from placement.emit.source import write
 from placement.graph.capture import capture
 from placement.graph.example import Example as Captured
+from placement.graph.seen import keys_seen
 from placement.lang import parser
 from placement.lang.check import check as check_spec
 from placement.lang.diagnostics import Diagnostic, Diagnostics, PlacementError
@@ -99,6 +100,8 @@ def plan(
         graph = capture(model, whole, dims)
     except PlacementError as error:
         raise PlacementError(error.diagnostics, spec.sources) from error.__cause__
+    if blocks := _blocks(whole, example):
+        graph = dataclasses.replace(graph, seen=keys_seen(graph, model, Captured.of(model, whole), blocks))
     refuse_names(graph, axes, spec)
     captured = time.perf_counter()
     try:
@@ -156,6 +159,13 @@ def _global(example: Example, spec: Spec, mesh: Mesh) -> Example:
                     whole = torch.cat([result[name].detach()] * n, index)
                     result[name] = whole.requires_grad_(result[name].requires_grad)
     return result
+
+
+def _blocks(whole: Example, example: Example) -> tuple[str, ...]:
+    """The tensors of which the example has this rank's block alone."""
+    if not isinstance(whole, Mapping) or not isinstance(example, Mapping):
+        return ()
+    return tuple(name for name, tensor in whole.items() if tensor is not example[name])
 
 
 def compile(  # noqa: A001 - the name users know from torch; what a program depends on

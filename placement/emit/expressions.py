@@ -240,7 +240,8 @@ class Printer:
         strategy = self.plan.strategies[node]
         sides = zip(node.operands, strategy.operands, strict=True)
         cuts = [cut for v, joint in sides for cut in self.cuts(v, joint).values()]
-        sizes = [*leaves(list(self._local_arguments(node).values())), *(c.outer for c in cuts)]
+        spare = self.spare(node)
+        sizes = [*leaves(list(self._local_arguments(node).values())), *(c.outer for c in cuts), *spare]
         return {s for size in sizes if isinstance(size, sympy.Basic) for s in size.free_symbols}  # type: ignore[misc]
 
     def _local_arguments(self, node: Node) -> dict[str, Any]:
@@ -265,6 +266,7 @@ class Printer:
         fields = {**by_name, "site": repr(site), "pieces": str(len(node.outputs))}
         fields["axis"] = self.summing(leading, reduce)
         fields["longer"] = self._longer(node)
+        fields["spare"] = " + ".join(self.spares[symbol] for symbol in self.spare(node))
         others = ((name, axes) for name, axes in strategy.groups().items() if axes != strategy.leading)
         fields |= {name: self.summing(axes, reduce) for name, axes in others}
         for key, value in arguments(node).items():
@@ -291,6 +293,25 @@ class Printer:
     def reduce_inside(self, node: Node) -> torch.dtype | None:
         """The dtype of sums inside the op where a line says it; None where it sums nothing."""
         return next((sent.reduce for sent in self.plan.inside.get(node, ()) if sent.reduce is not None), None)
+
+    @property
+    def spares(self) -> dict[sympy.Symbol, str]:
+        """By how much dims are padded of whose length ops are told, each with the name of ``forward``'s argument."""
+        return {_spare(name): self.spare_name(name) for name, how in self.lengths.items() if _tells(how)}
+
+    def spare_name(self, dim: str) -> str:
+        """``seq_spare``: a name that no input and no dim has."""
+        graph = self.plan.graph
+        given = (*(item.name for item in graph.inputs), *graph.constant_inputs)
+        known = {*(name.partition(".")[0] for name in given), *(s.name for s in graph.symbols)}
+        name = f"{dim}_spare"
+        while name in known:
+            name += "_"
+        return name
+
+    def spare(self, node: Node) -> tuple[sympy.Symbol, ...]:
+        """What an op is told of ``spares``."""
+        return tuple(_spare(name) for name, how in self.lengths.items() if isinstance(how, Padded) and node in how.told)
 
     def _longer(self, node: Node) -> str:
         """The dims of what a random op draws for that may be padded: ``, lengths={1: "seq"}``."""
@@ -333,6 +354,14 @@ class Printer:
         if isinstance(value, float) and value in (float("inf"), float("-inf")):
             return f'float("{value}")'
         return repr(value)
+
+
+def _spare(dim: str) -> sympy.Symbol:
+    return sympy.Symbol(f"spare of {dim}", integer=True)
+
+
+def _tells(how: Padded | str) -> bool:
+    return isinstance(how, Padded) and bool(how.told)
 
 
 # Functions of torch.nn.functional that take what the op of their name takes, in the same order.

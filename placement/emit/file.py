@@ -159,6 +159,7 @@ class File:
             given = [f"{inputs!r}", f"{dict(how.outputs)!r}"]
             given += [f"least={how.least}"] if how.least > 1 else []
             given += [f"most={how.most}"] if how.most is not None else []
+            given += [f"told={self.printer.spare_name(name)!r}"] if how.told else []
             found.append(f"    {name!r}: rt.Padded({', '.join(given)}),")
         return ["uneven = {  # where they do not divide: padded inside, or refused", *found, "}"] if found else []
 

@@ -79,7 +79,7 @@ class _Writer:
         self.root = root
         self.printer = printer
         self.parameters = {p.value: p for p in plan.graph.parameters}
-        self.symbols = {s.symbol: s.name for s in plan.graph.symbols}
+        self.symbols = {**{s.symbol: s.name for s in plan.graph.symbols}, **printer.spares}
         self.sites = _sites(plan)
         self.needs: dict[Block, list[sympy.Symbol]] = {}
         self.found: dict[tuple[str, str], Class] = {}
@@ -410,7 +410,9 @@ class _Writer:
             if "*" not in found and any("=" in text for text in found):
                 found.append("*")  # Python has no argument without a default after one that has it
             found.append(name)
-        return found
+        spares = list(self.printer.spares.values())
+        scope.taken.update(spares)
+        return [*found, *(f"{name}=0" for name in spares)]
 
     def _given(self) -> dict[str, Any]:
         """The example's arguments by name, with ``...`` in place of tensors."""

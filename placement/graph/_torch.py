@@ -17,6 +17,7 @@ import sympy
 import torch
 import torch._dynamo.config
 import torch.export._trace  # what a first export imports
+import torch.nn.attention.flex_attention as flex
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 HigherOrderOperator = torch._ops.HigherOrderOperator
@@ -124,6 +125,47 @@ def silent_export() -> Generator[None]:
     finally:
         logging.disable(before)
         trace.__dict__.pop("print", None)
+
+
+ONE_BLOCK = (flex._LARGE_SPARSE_BLOCK_SIZE, flex._LARGE_SPARSE_BLOCK_SIZE)
+"""The block size of the BlockMask that torch makes where a call of ``flex_attention`` has none."""
+
+
+def _one_block(query: torch.Tensor, _: torch.Tensor) -> flex.BlockMask:
+    none = torch.zeros((1, 1, 1, 1), dtype=torch.int32, device=query.device)
+    return flex.BlockMask((1, 1), none[0], none, *(None,) * 6, BLOCK_SIZE=ONE_BLOCK)
+
+
+@contextmanager
+def flex_replaced(
+    attention: Callable[..., Any],
+    over_scalars: Callable[..., Any],
+    blocks: Callable[..., Any],
+    block_mask: Callable[..., Any],
+) -> Generator[None]:
+    """While this is entered, torch's ``flex_attention`` and ``create_block_mask`` do their work with these.
+
+    Both are imported by name wherever they are called, so they stay, and look up what they call themselves.
+    ``attention`` is called as the op (with functions in place of graphs), ``over_scalars(function, prefix)`` as what
+    makes of a function of scalars one of ranges, ``blocks(mask, ...)`` as what sums a mask up by blocks, ``block_mask``
+    as what makes a BlockMask of that. What is compiled runs as it is.
+    """
+    by = {
+        "_validate_device": lambda *_: None,  # on CPUs torch runs it without gradients alone
+        "flex_attention_hop": attention,
+        "_vmap_for_bhqkv": over_scalars,
+        "_convert_mask_to_block_mask": blocks,
+        "_create_sparse_block_from_block_mask": block_mask,
+        "_create_empty_block_mask": _one_block,
+    }
+    names = flex.__dict__
+    before = {name: names[name] for name in by}
+    names.update(by)
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        names.update(before)
 
 
 def unpreservable(error: BaseException) -> torch.nn.Module | None:

@@ -9,23 +9,30 @@ must be true. All of it is of size [batch, tokens] at most.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from placement.graph._torch import aten
+from placement.graph.conditions import Affine, Compared, Conditions, Element, Untrue, mapped
 from placement.graph.ir import Node, Size, Value, arguments
-from placement.graph.visibility import Affine, Compared, Conditions, Element, Facts, mapped
+from placement.graph.visibility import Facts
 
 _LIBRARY = torch.library.Library("placement", "FRAGMENT")
 _LIBRARY.define(
     "attention(Tensor query, Tensor key, Tensor value, Tensor[] of_query, Tensor[] of_key, *, str[] compare, "
-    "int? left=None, int? right=None, float dropout_p=0.0, float? scale=None, bool enable_gqa=False) -> Tensor",
+    "int? left=None, int? right=None, float dropout_p=0.0, float? scale=None, bool enable_gqa=False, "
+    "float? softcap=None) -> Tensor",
     tags=(torch.Tag.nondeterministic_seeded,),
 )
+_LIBRARY.define(
+    "capped_attention(Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor probabilities, Tensor repeated, *, "
+    "float softcap, float scale, bool enable_gqa=False) -> Tensor"
+)
 
-_COMPARISONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+COMPARISONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "==": torch.eq,
     "!=": torch.ne,
     ">=": torch.ge,
@@ -49,6 +56,7 @@ def _attention(
     dropout_p: float = 0.0,
     scale: float | None = None,
     enable_gqa: bool = False,
+    softcap: float | None = None,
 ) -> Tensor:
     places = [torch.arange(x.shape[-2], device=query.device) for x in (query, key)]
     further = places[1] - places[0].unsqueeze(-1)
@@ -58,12 +66,26 @@ def _attention(
     if right is not None:
         mask = mask & (further <= right)
     for how, mine, its in zip(compare, of_query, of_key, strict=False):
-        mask = mask & _COMPARISONS[how](_beside(mine).mT, _beside(its))
+        mask = mask & COMPARISONS[how](_beside(mine).mT, _beside(its))
     for mark in of_key[len(compare) :]:
         mask = mask & _beside(mark).bool()
+    if softcap is not None:
+        return _of_capped(query, key, value, mask, dropout_p, scale, softcap)
     return torch.nn.functional.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, dropout_p=dropout_p, scale=scale, enable_gqa=enable_gqa
     )
+
+
+def _of_capped(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout_p: float, scale: float | None, softcap: float
+) -> Tensor:
+    """The plain formula, of scores that a tanh keeps between -softcap and softcap; 0 for a query that sees no key."""
+    key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    scores = (softcap * (scores / softcap).tanh()).masked_fill(~mask, -torch.inf)
+    blind = ~mask.any(-1, keepdim=True)
+    weights = scores.masked_fill(blind, 0).softmax(-1).masked_fill(blind, 0)
+    return torch.dropout(weights, dropout_p, train=True) @ value
 
 
 def _beside(mark: Tensor) -> Tensor:
@@ -74,6 +96,17 @@ def _beside(mark: Tensor) -> Tensor:
 _LIBRARY.impl("attention", _attention, "CompositeImplicitAutograd")
 
 ATTENTION = torch.ops.placement.attention.default
+
+
+def _product(*given: Tensor, **_: Any) -> Tensor:
+    return torch.matmul(*given[4:])
+
+
+_LIBRARY.impl("capped_attention", _product, "CompositeExplicitAutograd")
+
+CAPPED = torch.ops.placement.capped_attention.default
+"""Stands in a captured program for attention with a softcap. It becomes that where there is no mask or it says what it
+hides, else the product of ``probabilities``, which were written out, with values ``repeated`` for groups."""
 _SPELLED_OUT = aten.scaled_dot_product_attention.default
 
 
@@ -83,12 +116,29 @@ def bounds(node: Node) -> tuple[int | None, int | None]:
     return given.get("left"), 0 if given.get("is_causal") else given.get("right")
 
 
-def with_masks(nodes: Iterable[Node]) -> Iterator[Node]:
+def with_masks(nodes: Iterable[Node], constants: Mapping[Value, Tensor]) -> Iterator[Node]:
     """The ops of a program, in order, with attention that says itself what it hides instead of masks that do."""
-    facts = Facts()
+    facts = Facts(constants)
     for node in nodes:
         facts.note(node)
-        yield from _without_mask(node, facts) if node.op is _SPELLED_OUT else (node,)
+        if node.op is CAPPED:
+            yield from _capped(node, facts)
+        else:
+            yield from _without_mask(node, facts) if node.op is _SPELLED_OUT else (node,)
+
+
+def _capped(node: Node, facts: Facts) -> Iterator[Node]:
+    given = arguments(node)
+    mask, found = given["mask"], _Sees()
+    if mask is not None:
+        said = facts.of(mask)
+        found = _read(node, mask, said) if isinstance(said, tuple) else None
+    if found is None:
+        product = given["probabilities"], given["repeated"]
+        yield dataclasses.replace(node, op=aten.matmul.default, args=product, kwargs={})
+        return
+    rest = {name: given[name] for name in ("scale", "enable_gqa", "softcap")}
+    yield from _as_attention(node, found, rest)
 
 
 def _without_mask(node: Node, facts: Facts) -> Iterator[Node]:
@@ -106,13 +156,18 @@ def _without_mask(node: Node, facts: Facts) -> Iterator[Node]:
         args = (query, key, value, None, given["dropout_p"], found.right is not None)
         yield dataclasses.replace(node, args=args, kwargs=rest)
         return
+    yield from _as_attention(node, found, {"dropout_p": given["dropout_p"], **rest})
+
+
+def _as_attention(node: Node, found: _Sees, rest: Mapping[str, Any]) -> Iterator[Node]:
+    """The op that says what is seen, after those that make its marks."""
     marks = _Marks(node)
     of_query = tuple(marks.add(one.first) for one in found.compared)
     of_key = tuple(map(marks.add, (*(one.second for one in found.compared), *found.truths)))
-    kwargs = {"compare": tuple(one.how for one in found.compared), "left": found.left, "right": found.right}
-    kwargs |= {"dropout_p": given["dropout_p"], **rest}
+    seen = {"compare": tuple(one.how for one in found.compared), "left": found.left, "right": found.right}
     yield from marks.nodes
-    yield dataclasses.replace(node, op=ATTENTION, args=(query, key, value, of_query, of_key), kwargs=kwargs)
+    args = (*node.operands[:3], of_query, of_key)
+    yield dataclasses.replace(node, op=ATTENTION, args=args, kwargs={**seen, **rest})
 
 
 @dataclasses.dataclass(slots=True)
@@ -122,16 +177,25 @@ class _Marks:
     beside: Node
     nodes: list[Node] = dataclasses.field(default_factory=list)
 
-    def add(self, element: Element) -> Value:
-        """The tensor of one."""
-        source = element.value
-        shape = tuple(size for size, place in zip(source.shape, element.at, strict=True) if place.by)
+    def add(self, mark: Element | Untrue) -> Value:
+        """The tensor of one, or of where it does not hold."""
+        if isinstance(mark, Untrue):
+            source = self.add(mark.of)
+            return self._made(aten.logical_not.default, (source,), dataclasses.replace(source, name=self._name()))
+        source = mark.value
+        shape = tuple(size for size, place in zip(source.shape, mark.at, strict=True) if place.by)
         if shape == source.shape:
             return source
-        made = dataclasses.replace(source, name=f"{self.beside.name}_mark_{len(self.nodes)}", shape=shape)
-        flat = {"op": aten.reshape.default, "args": (source, shape), "kwargs": {}, "outputs": (made,)}
-        self.nodes.append(dataclasses.replace(self.beside, name=made.name, **flat))
-        return made
+        made = dataclasses.replace(source, name=self._name(), shape=shape)
+        return self._made(aten.reshape.default, (source, shape), made)
+
+    def _name(self) -> str:
+        return f"{self.beside.name}_mark_{len(self.nodes)}"
+
+    def _made(self, op: Callable[..., Any], args: tuple[Any, ...], result: Value) -> Value:
+        made = {"name": result.name, "op": op, "args": args, "kwargs": {}, "outputs": (result,)}
+        self.nodes.append(dataclasses.replace(self.beside, **made))
+        return result
 
 
 @dataclasses.dataclass(slots=True)
@@ -141,7 +205,7 @@ class _Sees:
     left: int | None = None
     right: int | None = None
     compared: list[Compared] = dataclasses.field(default_factory=list)
-    truths: list[Element] = dataclasses.field(default_factory=list)
+    truths: list[Element | Untrue] = dataclasses.field(default_factory=list)
 
     @property
     def bounds(self) -> tuple[int | None, int | None]:
@@ -173,6 +237,8 @@ def _read(node: Node, mask: Value, said: Conditions) -> _Sees | None:
             case Compared() if _of_tokens(one.first, keys, whole) and _of_tokens(one.second, queries, whole):
                 found.compared.append(Compared(_EXCHANGED[one.how], one.second, one.first))
             case Element() if _of_tokens(one, keys, whole):
+                found.truths.append(one)
+            case Untrue() if _of_tokens(one.of, keys, whole):
                 found.truths.append(one)
             case _:
                 return None

@@ -38,9 +38,12 @@ from placement.graph._torch import (
 )
 from placement.graph.copies import Copier
 from placement.graph.example import SMALLEST, Example, argument_names, capture_sizes, check_dims, key_text, resized
+from placement.graph.flex import flex_captured, refuse_block_masks
 from placement.graph.gradients import differentiable, own_backwards_refused, refuse_gradient_hooks
 from placement.graph.ir import Call, Graph, Input, ModuleInfo, Node, Output, Parameter, Size, Symbol, Value, substitute
+from placement.graph.lines import not_captured, raised_at, source_line
 from placement.graph.repeats import MARK, RepeatError, Repeats
+from placement.graph.seen import keys_seen
 from placement.lang.diagnostics import Diagnostic, PlacementError
 
 # Ops whose results do not depend on their operands' values, as autograd sees it.
@@ -96,6 +99,7 @@ def capture(
     The model is left as it was.
     """
     flat = Example.of(model, example)
+    refuse_block_masks(flat.constants)
     names = dict(dims or {})
     check_dims(flat, names)
     refuse_gradient_hooks(model)
@@ -106,7 +110,7 @@ def capture(
         with _as_in(model, training=training):
             repeats = Repeats(model, copies=copies)
             root = _Root(model, flat, repeats)
-            with own_backwards_refused(), repeats.watching(), without_cache_of_fakes():
+            with own_backwards_refused(), repeats.watching(), flex_captured(), without_cache_of_fakes():
                 program = _export(root, tensors, flat, names)
         try:
             return _Reader(program, root, model, flat, names, sizes).graph(), repeats
@@ -117,7 +121,7 @@ def capture(
 
     graph, repeats = read(training=True, copies=copies)
     evaluated = modes.difference(graph, repeats.asked, lambda: read(training=False, copies=copies)[0])
-    return dataclasses.replace(graph, training_only=evaluated)
+    return dataclasses.replace(graph, training_only=evaluated, seen=keys_seen(graph, model, flat))
 
 
 @contextlib.contextmanager
@@ -157,6 +161,10 @@ def _export(
                     strict=False,
                     preserve_module_call_signature=preserved,
                 )
+        except PlacementError as error:  # raised while the model ran
+            place = raised_at(error)
+            found = [dataclasses.replace(one, model_line=one.model_line or place) for one in error.diagnostics]
+            raise PlacementError(found) from error
         except TypeError as error:
             failure = error
             break
@@ -167,47 +175,7 @@ def _export(
                 break
             kinds = () if odd is None else (type(odd),)
             preserved = tuple(path for path in preserved if kinds and not isinstance(root.get_submodule(path), kinds))
-    raise PlacementError([_not_captured(failure)]) from failure
-
-
-def _not_captured(failure: Exception | None) -> Diagnostic:
-    text = [line for line in str(failure).strip().splitlines() if line.strip()]
-    place = _raised_at(failure)
-    if type(failure).__name__ == "GuardOnDataDependentSymNode":
-        message = "the model could not be captured: it branches on the values of a tensor, or takes a size from them"
-        hint = "compute both ways and choose with torch.where, or take the choice out of the model"
-        return Diagnostic("PLC401", message, hint=hint, notes=tuple(text[:1]), model_line=place)
-    message = f"the model could not be captured: {type(failure).__name__}: {text[0] if text else ''}"
-    hint = "torch.export.export(model, args, strict=False) must accept the model and the example"
-    return Diagnostic("PLC401", message, hint=hint, notes=tuple(text[1:12]), model_line=place)
-
-
-def _raised_at(error: BaseException | None) -> str | None:
-    """The innermost line of the model's own code in a traceback."""
-    place = None
-    trace = error.__traceback__ if error else None
-    while trace:
-        name = trace.tb_frame.f_code.co_filename
-        if not _is_library(name):
-            place = f"{name}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    return place
-
-
-def _is_library(filename: str) -> bool:
-    return "/torch/" in filename or "/placement/" in filename or filename.startswith("<")
-
-
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
-
-
-def _source_line(node: torch.fx.Node) -> str:
-    """The innermost line of the model's own code that made the node."""
-    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    for filename, line in reversed(frames):
-        if not _is_library(filename):
-            return f"{filename}:{line}"
-    return ""
+    raise PlacementError([not_captured(failure)]) from failure
 
 
 class _Reader:
@@ -460,7 +428,7 @@ class _Reader:
     def _read_op(self, node: torch.fx.Node, outer: tuple[Call, ...]) -> list[Node]:
         meta = node.meta.get("val")
         stack = self._stack(node) or outer
-        source = _source_line(node)
+        source = source_line(node)
         if isinstance(meta, torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool):
             return []
         args = self._arguments(node.args)
@@ -515,7 +483,7 @@ class _Reader:
         enabled = [a for a in node.args if isinstance(a, bool)]
         if ("set_grad_enabled" not in name and not ("autocast" in name and False in enabled)) or len(bodies) != 1:
             text = f"'{name}' is not supported"
-            raise PlacementError([Diagnostic("PLC407", text, model_line=_source_line(node) or None)])
+            raise PlacementError([Diagnostic("PLC407", text, model_line=source_line(node) or None)])
         body = getattr(module, str(bodies[0].target))
         operands = node.args[node.args.index(bodies[0]) + 1 :]
         inner = [n for n in body.graph.nodes if n.op == "placeholder"]
@@ -540,7 +508,7 @@ class _Reader:
             if from_data(tree.meta.get("val")):
                 text = "a number is taken out of a tensor (.item(), or a size that depends on data)"
                 hint = "keep it a tensor: x * t instead of x * t.item()"
-                line = _source_line(tree) or None
+                line = source_line(tree) or None
                 raise PlacementError([Diagnostic("PLC407", text, hint=hint, model_line=line)])
             tree = tree.meta["val"]
         return self._size(tree) if isinstance(tree, torch.SymInt | torch.SymFloat) else tree

@@ -65,7 +65,7 @@ class _Functional:
         for original in nodes:
             node = mapped(original, self.now)
             self.refuse_overwritten(node.operands)
-            if gives_a_view(node.op) and node.operands and not passes_on(node):
+            if gives_a_view(node.op) and node.operands and not passes_on(node) and not _casts(node):
                 self.views.update((result, node) for result in node.results)
             if written_arguments(node.op):
                 yield from self._write(node)
@@ -84,7 +84,7 @@ class _Functional:
         op = _functional_twin(node)
         if op is None:
             raise _fault(f"no functional form of '{op_name(node.op)}'", node)
-        yield dataclasses.replace(node, op=op)
+        yield from _kept_dtype(dataclasses.replace(node, op=op))
         written = {target}
         value = result
         self.writes.setdefault(target, node)
@@ -150,6 +150,33 @@ def passes_on(node: Node) -> bool:
     return given["p"] == 0 or given["train"] is False
 
 
+def _casts(node: Node) -> bool:
+    """Whether the node casts to another dtype than it was given, and so copies."""
+    casts = schema_name(node.op) in {("aten", "to"), ("aten", "type_as")}
+    return casts and node.results[0].dtype != node.operands[0].dtype
+
+
+def _kept_dtype(node: Node) -> Iterator[Node]:
+    """The node, of which in place the result had its target's dtype, also where its operands' are wider."""
+    (result,) = node.results
+    wide = result.dtype
+    if len({value.dtype for value in node.operands}) > 1 and torch.Tag.pointwise in node.op.tags:  # type: ignore[attr-defined]
+
+        def single(leaf: Any) -> Any:
+            one = isinstance(leaf, Value)
+            return torch.ones((1,) * len(leaf.shape), dtype=leaf.dtype, device="meta") if one else leaf
+
+        kwargs = {name: substitute(argument, single) for name, argument in node.kwargs.items()}
+        wide = node.op(*substitute(node.args, single), **kwargs).dtype
+    if wide == result.dtype:
+        yield node
+        return
+    made = dataclasses.replace(result, name=f"{result.name}_wide", dtype=wide)
+    yield dataclasses.replace(node, name=made.name, outputs=(made,))
+    cast = {"op": aten.to.dtype, "args": (made, result.dtype), "kwargs": {}}
+    yield dataclasses.replace(node, **cast)
+
+
 def _fault(text: str, node: Node) -> PlacementError:
     return PlacementError([Diagnostic("PLC407", text, model_line=node.source or None)])
 
@@ -158,7 +185,8 @@ def _functional_twin(node: Node) -> Callable[..., Any] | None:
     namespace, name = schema_name(node.op)
     if written_arguments(node.op) != (0,):
         return None
-    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
+    plain = f"__{name[3:]}" if name.startswith("__i") else name.removesuffix("_")  # `x &= y` is `__iand__`
+    packet = getattr(getattr(torch.ops, namespace), plain, None)
     return getattr(packet, overload_name(node.op), None) if packet is not None else None
 
 

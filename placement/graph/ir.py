@@ -160,6 +160,7 @@ class Graph:
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)  # tensors that forward makes from numbers
     size_guards: tuple[str, ...] = ()  # what branches on sizes took for granted: "seq > 3"
     training_only: str = ""  # lines whose branch on `training` makes the model another one in eval mode
+    seen: Mapping[str, torch.Tensor] = field(default_factory=dict)  # of attention's results: see `seen.keys_seen`
 
     def values(self) -> Iterator[Value]:
         """Every value: inputs, parameters, then results in program order."""

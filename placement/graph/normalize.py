@@ -51,7 +51,8 @@ def normalize(graph: Graph) -> Graph:
     needed = {o.value for o in outputs if o.value is not None}
     given = [v for info in modules.values() for vs in info.returned.values() for v in vs]
     weights = {parameter.value for parameter in graph.parameters}
-    nodes = _live(with_masks(builder.nodes), needed)
+    constants = {p.value: graph.constants[p.name] for p in graph.parameters if p.name in graph.constants}
+    nodes = _live(with_masks(builder.nodes, constants), needed)
     nodes = _live(with_linears(nodes, weights, [*needed, *given]), needed)
     result = dataclasses.replace(graph, nodes=nodes, outputs=outputs, modules=modules)
     result.verify()

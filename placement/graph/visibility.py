@@ -1,146 +1,101 @@
 """Masks that the program works out from positions and marks of tokens, and what they say.
 
-Captured programs spell masks out: positions are counted, looked up, compared. An element of such a tensor is known as
-a function of its own indices: an integer that is affine in them, an element of another tensor at such places, or a set
-of conditions that all hold. So it is found out what attention hides, whatever the mask was computed with; nothing of
-size [queries, keys] need be made then.
+Captured programs spell masks out: positions are counted, looked up, compared, and what is hidden is told by a truth or
+by a number that is added to a score. Op by op it is followed what an element is as a function of its own indices. So it
+is found out what attention hides, whatever the mask was computed with; nothing of size [queries, keys] need be made.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from math import gcd
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import sympy
 import torch
 
 from placement.graph._torch import schema_name
-from placement.graph.ir import Node, Value, arguments
+from placement.graph.conditions import (
+    FALSE,
+    TRUE,
+    Affine,
+    Compared,
+    Conditions,
+    Distance,
+    Either,
+    Element,
+    Known,
+    Number,
+    Untrue,
+    all_of,
+    choice,
+    combined,
+    mapped,
+    opposite,
+    taken_from,
+)
+from placement.graph.ir import Node, Value, arguments, leaves, substitute
+from placement.graph.places import REARRANGED
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Affine:
-    """An integer as a function of an element's indices: ``const`` and, by dim, what its index is multiplied with."""
-
-    const: int
-    by: Mapping[int, int] = dataclasses.field(default_factory=dict)
-
-    def __add__(self, other: Affine) -> Affine:
-        by = {dim: self.by.get(dim, 0) + other.by.get(dim, 0) for dim in {**self.by, **other.by}}
-        return Affine(self.const + other.const, {dim: factor for dim, factor in sorted(by.items()) if factor})
-
-    def __mul__(self, factor: int) -> Affine:
-        return Affine(self.const * factor, {dim: own * factor for dim, own in self.by.items()} if factor else {})
-
-    def __sub__(self, other: Affine) -> Affine:
-        return self + other * -1
-
-    def moved(self, to: Callable[[int], int]) -> Affine:
-        """The same with other numbers for the dims."""
-        return Affine(self.const, {to(dim): factor for dim, factor in self.by.items()})
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Distance:
-    """How far an integer is from 0."""
-
-    of: Affine
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Element:
-    """The element of ``value`` at these places; where it is a truth, that it holds."""
-
-    value: Value
-    at: tuple[Affine, ...]
-
-    @property
-    def dims(self) -> frozenset[int]:
-        """The dims on whose indices it depends."""
-        return frozenset(dim for place in self.at for dim in place.by)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Compared:
-    """That of two elements the first is ``how`` the second: ``==``, ``!=``, ``>=`` or ``>``."""
-
-    how: str
-    first: Element
-    second: Element
-
-    @property
-    def opposite(self) -> Compared:
-        """What holds where this does not."""
-        if self.how in ("==", "!="):
-            return Compared("!=" if self.how == "==" else "==", self.first, self.second)
-        return Compared(">" if self.how == ">=" else ">=", self.second, self.first)
-
-
-Condition = Affine | Element | Compared
-Conditions = tuple[Condition, ...]
-"""A truth: that each of these holds, an integer being at least 0. Without any it holds everywhere."""
-
-Known = Affine | Distance | Element | Conditions
-FALSE: Conditions = (Affine(-1),)
-TRUE: Conditions = ()
-
-
-def _all_of(conditions: Sequence[Condition]) -> Conditions:
-    """The conditions in least numbers, without those that hold anyway; FALSE where one never does."""
-    conditions = [_least(c) if isinstance(c, Affine) else c for c in conditions]
-    if any(isinstance(c, Affine) and c.const < 0 and all(f < 0 for f in c.by.values()) for c in conditions):
-        return FALSE
-    left = [c for c in conditions if not isinstance(c, Affine) or c.const < 0 or any(f < 0 for f in c.by.values())]
-    return tuple(c for index, c in enumerate(left) if c not in left[:index])
-
-
-def _least(condition: Affine) -> Affine:
-    """``2 q - 2 k + 1 >= 0`` is ``q - k >= 0``, of integers."""
-    by = gcd(*condition.by.values()) or 1
-    return Affine(condition.const // by, {dim: factor // by for dim, factor in condition.by.items()})
-
-
-def mapped(known: Any, change: Callable[[Affine], Affine]) -> Any:
-    """The same with every integer in it changed."""
-    match known:
-        case Affine():
-            return change(known)
-        case Distance():
-            return Distance(change(known.of))
-        case Element():
-            return Element(known.value, tuple(map(change, known.at)))
-        case Compared():
-            return Compared(known.how, mapped(known.first, change), mapped(known.second, change))
-        case _:
-            return _all_of([mapped(one, change) for one in known])
+_WIDE = (torch.bool, torch.int32, torch.int64)
+_POINTWISE = frozenset({"to", "where", "masked_fill", "rsub", "__and__", "__or__"})  # which torch's own tag leaves out
+_LEAST = -1e30  # no score makes up for a number that is added and not above this
 
 
 class Facts:
     """What is known of values, op by op. Of what no op says anything it is known that it is itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, constants: Mapping[Value, torch.Tensor] | None = None) -> None:
+        """constants: tensors whose numbers never change, by the values that they are."""
         self.values: dict[Value, Known] = {}
+        for value, tensor in (constants or {}).items():
+            if tensor.numel() == 1 and (found := _everywhere(tensor.item(), value)) is not None:
+                self.values[value] = found
+        self.shaped: dict[Value, Value] = {}  # what was put in another shape, up to where it was not
 
     def note(self, node: Node) -> None:
         """Note what follows of an op's result."""
         namespace, name = schema_name(node.op)
-        reader = _READERS.get(name) if namespace == "aten" and len(node.results) == 1 else None
-        found = reader(self, node, arguments(node)) if reader else None
-        if found is None:
+        if namespace != "aten" or len(node.results) != 1:
             return
-        (value,) = node.results
-        if value.dtype not in _WIDE or (isinstance(found, Affine) and not _within(found, value.dtype)):
+        (value,), given = node.results, arguments(node)
+        found = _READERS[name](self, node, given) if name in _READERS else None
+        if found is None and name in REARRANGED:
+            found = self._rearranged(name, given["self"], value, given)
+        if found is None and (torch.Tag.pointwise in node.op.tags or name in _POINTWISE):  # type: ignore[attr-defined]
+            found = self.tried(node)
+        if found is None or (isinstance(found, Affine) and not _within(found, value.dtype)):
             return  # numbers that wrap around are not what is counted
         alone = frozenset(dim for dim, size in enumerate(value.shape) if size == 1)  # at the only index, which is 0
-        self.values[value] = _without(found, alone) if alone else found
+        found = _without(found, alone) if alone else found
+        if not _is_itself(found, value):
+            self.values[value] = found
 
-    def of(self, value: Value) -> Known | None:
+    def of(self, mask: Value) -> Conditions | None:
+        """Where a mask, of truths or of numbers that are added to scores, lets a query see a key; None if it is not so.
+
+        What is hidden is so by minus infinity. A finite number hides where each query sees a key at least: of one that
+        sees none, it would hide nothing.
+        """
+        match self.known(mask):
+            case tuple() as says:
+                return says
+            case Either(where=where, inside=0, outside=hidden) if mask.dtype.is_floating_point:
+                says = where
+            case Either(where=where, inside=hidden, outside=0) if mask.dtype.is_floating_point:
+                says = opposite(where)
+            case _:
+                return None
+        if says is None or says == TRUE or hidden == -math.inf:
+            return says
+        return says if hidden <= _LEAST and _each_sees_one(says, mask) else None
+
+    def known(self, value: Value) -> Known | None:
         """A value: by its own dims. None where it is of numbers that are not counted."""
         found = self.values.get(value)
         if found is not None or value.dtype not in _WIDE:
             return found
-        own = Element(value, tuple(Affine(0, {} if size == 1 else {dim: 1}) for dim, size in enumerate(value.shape)))
+        own = _itself(value)
         return (own,) if value.dtype is torch.bool else own
 
     def aligned(self, operand: Any, rank: int) -> Known | None:
@@ -151,21 +106,87 @@ class Facts:
             return Affine(operand)
         if not isinstance(operand, Value):
             return None
-        return _moved(self.of(operand), rank - len(operand.shape))
+        found, more = self.known(operand), rank - len(operand.shape)
+        return None if found is None else mapped(found, lambda one: one.moved(lambda dim: dim + more))
 
     def sides(self, node: Node, given: Mapping[str, Any]) -> tuple[Known | None, Known | None]:
-        """Both operands of a result."""
+        """Both operands of a result; integers that truths choose are elements here, which may be compared."""
         rank = len(node.results[0].shape)
-        return self.aligned(given["self"], rank), self.aligned(given["other"], rank)
+
+        def side(operand: Any) -> Known | None:
+            found = self.aligned(operand, rank)
+            if isinstance(found, Either) and operand.dtype in _WIDE and operand.dtype is not torch.bool:
+                more = rank - len(operand.shape)
+                return mapped(_itself(operand), lambda one: one.moved(lambda dim: dim + more))
+            return found
+
+        return side(given["self"]), side(given["other"])
+
+    def _rearranged(self, name: str, source: Value, result: Value, given: Mapping[str, Any]) -> Known | None:
+        """What is known of what was rearranged; of a shape that is taken back, what was before."""
+        before = self.shaped.get(source, source)
+        for one in (source, before):
+            at, found = REARRANGED[name](one, result, given), self.known(one)
+            if name != "reshape" or at is not None:
+                return taken_from(found, at) if found is not None and at is not None else None
+        self.shaped[result] = before
+        return None
+
+    def tried(self, node: Node) -> Known | None:
+        """What an op on single elements makes of numbers of which it is known which they can be."""
+        (result,) = node.results
+        operands = list(dict.fromkeys(node.operands))
+        choices = [choice(self.aligned(operand, len(result.shape))) for operand in operands]
+        known = [one for one in choices if one is not None]
+        if not operands or len(known) < len(choices) or _has_sizes(node):
+            return None
+
+        def function(*numbers: Number) -> Number:
+            single = {
+                value: torch.full((1,) if value.shape else (), number, dtype=value.dtype)
+                for value, number in zip(operands, numbers, strict=True)
+            }
+
+            def now(leaf: Any) -> Any:
+                return single[leaf] if isinstance(leaf, Value) else leaf
+
+            kwargs = {name: substitute(argument, now) for name, argument in node.kwargs.items()}
+            with torch.no_grad():
+                return node.op(*substitute(node.args, now), **kwargs).to(result.dtype).item()
+
+        try:
+            found = combined(known, function)
+        except RuntimeError:  # a number that the dtype does not hold
+            return None
+        return None if found is None else _as(found, result)
 
 
-_WIDE = (torch.bool, torch.int32, torch.int64)
+def _everywhere(number: Any, value: Value) -> Known | None:
+    """A number that is the same in all of a tensor."""
+    if not isinstance(number, bool | int | float) or value.dtype.is_complex:
+        return None
+    number = torch.full((), number, dtype=value.dtype).item()
+    return _as(Either(TRUE, number, number), value)
+
+
+def _as(found: Either, value: Value) -> Known:
+    """A truth as conditions, or an integer as such, where it is one."""
+    if value.dtype is torch.bool:
+        says = found.where if found.inside else opposite(found.where)
+        return found if says is None else says
+    if value.dtype in _WIDE and found.where == TRUE:
+        return Affine(int(found.inside))
+    return found
 
 
 def _within(number: Affine, dtype: torch.dtype) -> bool:
     """Whether it stays far from where numbers of ``dtype`` wrap around, at indices below 2 ** 24."""
-    most = torch.iinfo(dtype).max // 4 if dtype is not torch.bool else 0
+    most = torch.iinfo(dtype).max // 4 if dtype in _WIDE and dtype is not torch.bool else 0
     return abs(number.const) <= most and all(abs(factor) << 24 <= most for factor in number.by.values())
+
+
+def _has_sizes(node: Node) -> bool:
+    return any(isinstance(leaf, sympy.Basic) for leaf in leaves((node.args, tuple(node.kwargs.values()))))
 
 
 def _without(known: Known, dims: frozenset[int]) -> Known:
@@ -173,11 +194,43 @@ def _without(known: Known, dims: frozenset[int]) -> Known:
     return mapped(known, lambda one: Affine(one.const, {d: f for d, f in one.by.items() if d not in dims}))
 
 
-def _moved(known: Known | None, by: int) -> Known | None:
-    return None if known is None else mapped(known, lambda one: one.moved(lambda dim: dim + by))
+def _itself(value: Value) -> Element:
+    return Element(value, tuple(Affine(0, {} if size == 1 else {dim: 1}) for dim, size in enumerate(value.shape)))
+
+
+def _is_itself(found: Known, value: Value) -> bool:
+    """Whether a tensor is as good by itself: it is elements of another at odd places, or all their opposites."""
+    match found:
+        case Element() | (Element(),) | (Untrue(),):
+            one = found[0] if isinstance(found, tuple) else found
+            element = one.of if isinstance(one, Untrue) else one
+            odd = element is not one or not element.plain
+            return odd and element.dims == _itself(value).dims
+        case _:
+            return False
+
+
+def _each_sees_one(says: Conditions, mask: Value) -> bool:
+    """Whether each query of as many keys sees at least the one at its own place."""
+    queries, keys = len(mask.shape) - 2, len(mask.shape) - 1
+    if queries < 0 or mask.shape[queries] != mask.shape[keys]:
+        return False
+    places = [Affine(0, {queries if dim == keys else dim: 1}) for dim in range(len(mask.shape))]
+    own = taken_from(says, places)
+    return isinstance(own, tuple) and all(
+        isinstance(one, Compared) and one.how in ("==", ">=") and one.first == one.second for one in own
+    )
 
 
 Reader = Callable[[Facts, Node, dict[str, Any]], "Known | None"]
+
+
+def _constant(_: Facts, node: Node, given: dict[str, Any]) -> Known | None:
+    return _everywhere(given["fill_value"], node.results[0])
+
+
+def _number(number: int) -> Reader:
+    return lambda _, node, __: _everywhere(number, node.results[0])
 
 
 def _arange(_: Facts, node: Node, given: dict[str, Any]) -> Known | None:
@@ -186,61 +239,12 @@ def _arange(_: Facts, node: Node, given: dict[str, Any]) -> Known | None:
     return Affine(start, {0: step}) if plain else None
 
 
-def _filled(_: Facts, __: Node, given: dict[str, Any]) -> Known | None:
-    number = given["fill_value"]
-    if isinstance(number, bool):
-        return TRUE if number else FALSE
-    return Affine(number) if type(number) is int else None
-
-
-def _full(known: Facts, node: Node, given: dict[str, Any]) -> Known | None:
-    found = _filled(known, node, given)
-    if node.results[0].dtype is torch.bool and isinstance(found, Affine):
-        return TRUE if found.const else FALSE
-    return None if node.results[0].dtype.is_floating_point else found
-
-
-def _ones(number: int) -> Reader:
-    return lambda known, node, given: _full(known, node, {**given, "fill_value": number})
-
-
 def _same(known: Facts, node: Node, given: dict[str, Any]) -> Known | None:
     source = given["self"]
     kinds = [v.dtype is torch.bool for v in (source, node.results[0])]
     plain = kinds[0] == kinds[1] and not node.results[0].dtype.is_floating_point
-    found = known.of(source) if plain else None
+    found = known.known(source) if plain else None
     return found if source.dtype == node.results[0].dtype or isinstance(found, Affine) else None
-
-
-def _unsqueeze(known: Facts, node: Node, given: dict[str, Any]) -> Known | None:
-    at = given["dim"] % len(node.results[0].shape)
-    found = known.of(given["self"])
-    return None if found is None else mapped(found, lambda one: one.moved(lambda dim: dim + (dim >= at)))
-
-
-def _transpose(known: Facts, node: Node, given: dict[str, Any]) -> Known | None:
-    rank = len(node.results[0].shape)
-    one, other = (given[name] % rank for name in ("dim0", "dim1")) if rank else (0, 0)
-    found, to = known.of(given["self"]), {one: other, other: one}
-    return None if found is None else mapped(found, lambda at: at.moved(lambda dim: to.get(dim, dim)))
-
-
-def _expand(known: Facts, node: Node, given: dict[str, Any]) -> Known | None:
-    return known.aligned(given["self"], len(node.results[0].shape)) if isinstance(given["self"], Value) else None
-
-
-def _slice(known: Facts, _: Node, given: dict[str, Any]) -> Known | None:
-    source = given["self"]
-    found, dim, start, step = known.of(source), given["dim"], given["start"] or 0, given["step"]
-    if found is None or type(start) is not int or start < 0 or type(step) is not int:
-        return None
-    dim %= len(source.shape)
-
-    def sliced(one: Affine) -> Affine:
-        factor = one.by.get(dim, 0)
-        return one + Affine(factor * start, {dim: factor * (step - 1)} if factor * (step - 1) else {})
-
-    return mapped(found, sliced)
 
 
 def _summed(sign: int) -> Reader:
@@ -254,8 +258,21 @@ def _summed(sign: int) -> Reader:
     return read
 
 
+def _times(known: Facts, node: Node, given: dict[str, Any]) -> Known | None:
+    sides = known.sides(node, given)
+    for one, other in (sides, sides[::-1]):
+        if isinstance(one, Affine) and isinstance(other, Affine) and not other.by:
+            return one * other.const
+    return None
+
+
+def _negative(known: Facts, _: Node, given: dict[str, Any]) -> Known | None:
+    found = known.known(given["self"])
+    return found * -1 if isinstance(found, Affine) else None
+
+
 def _distance(known: Facts, _: Node, given: dict[str, Any]) -> Known | None:
-    found = known.of(given["self"])
+    found = known.known(given["self"])
     return Distance(found) if isinstance(found, Affine) else None
 
 
@@ -266,10 +283,13 @@ def _ordered(*, strictly: bool, downwards: bool) -> Reader:
         larger, smaller = reversed(known.sides(node, given)) if downwards else known.sides(node, given)
         if isinstance(larger, Element) and isinstance(smaller, Element):
             return _of_two(">" if strictly else ">=", larger, smaller)
+        if isinstance(larger, Distance) and isinstance(smaller, Affine):  # where it is not that much, or less
+            within = [smaller - one - Affine(int(not strictly)) for one in (larger.of, larger.of * -1)]
+            return _as(Either(all_of(within), False, True), node.results[0])
         if not isinstance(larger, Affine) or not isinstance(smaller, Affine | Distance):
             return None
         each = [smaller.of, smaller.of * -1] if isinstance(smaller, Distance) else [smaller]
-        return _all_of([larger - one - Affine(int(strictly)) for one in each])
+        return all_of([larger - one - Affine(int(strictly)) for one in each])
 
     return read
 
@@ -291,50 +311,20 @@ def _equal(known: Facts, node: Node, given: dict[str, Any]) -> Conditions | None
 
 def _unequal(known: Facts, node: Node, given: dict[str, Any]) -> Conditions | None:
     found = _equal(known, node, given)
-    return None if found is None else _opposite(found)
-
-
-def _opposite(found: Conditions) -> Conditions | None:
-    """What is not, of one condition at most."""
-    if found == TRUE:
-        return FALSE
-    match found:
-        case (Affine() as one,):
-            return _all_of([one * -1 - Affine(1)])
-        case (Compared() as one,):
-            return (one.opposite,)
-        case _:
-            return None
-
-
-def _both(known: Facts, node: Node, given: dict[str, Any]) -> Known | None:
-    sides = known.sides(node, given)
-    if any(not isinstance(side, tuple) for side in sides):
-        return FALSE if FALSE in sides else None
-    return _all_of([condition for side in sides for condition in side])  # type: ignore[union-attr]
-
-
-def _neither(known: Facts, _: Node, given: dict[str, Any]) -> Known | None:
-    found = known.of(given["self"])
-    return _opposite(found) if isinstance(found, tuple) else None
+    return None if found is None else opposite(found)
 
 
 def _looked_up(known: Facts, node: Node, given: dict[str, Any]) -> Known | None:
     """An element at indices that are affine in theirs and never negative."""
-    source, rank = known.of(given["self"]), len(node.results[0].shape)
+    source, rank = known.known(given["self"]), len(node.results[0].shape)
     places = [known.aligned(index, rank) for index in given["indices"]]
     if source is None or len(places) != len(given["self"].shape):
         return None
-    at: dict[int, Affine] = {}
-    for dim, place in enumerate(places):
-        if not isinstance(place, Affine) or place.const < 0 or any(factor < 0 for factor in place.by.values()):
-            return None
-        at[dim] = place
+    at = [place for place in places if isinstance(place, Affine) and place.const >= 0]
+    if len(at) < len(places) or any(factor < 0 for place in at for factor in place.by.values()):
+        return None
 
-    def looked_up(one: Affine) -> Affine:
-        return sum((at[dim] * factor for dim, factor in one.by.items()), Affine(one.const))
-
-    return mapped(source, looked_up)
+    return taken_from(source, at)
 
 
 def _differences(known: Facts, _: Node, given: dict[str, Any]) -> Known | None:
@@ -364,34 +354,43 @@ def _running_sum(known: Facts, node: Node, given: dict[str, Any]) -> Known | Non
     return found + Affine(0, {dim: found.const} if found.const else {})
 
 
+def _written(known: Facts, node: Node, given: dict[str, Any]) -> Known | None:
+    """Where a truth of the same shape chooses what is written over."""
+    (result,) = node.results
+    shapes = [index.shape for index in given["indices"] if isinstance(index, Value) and index.dtype is torch.bool]
+    return known.tried(node) if shapes == [result.shape] == [given["self"].shape] and not given["accumulate"] else None
+
+
 def _triangle(sign: int) -> Reader:
-    """``tril``, ``triu`` of a truth: on and below, or above, a diagonal."""
+    """``tril``, ``triu``: what is on and below, or above, a diagonal; elsewhere 0."""
 
     def read(known: Facts, node: Node, given: dict[str, Any]) -> Known | None:
-        found, rank, diagonal = known.of(given["self"]), len(node.results[0].shape), given["diagonal"]
-        if not isinstance(found, tuple) or type(diagonal) is not int:
+        (result,), diagonal = node.results, given["diagonal"]
+        found, rank = choice(known.known(given["self"])), len(result.shape)
+        if found is None or type(diagonal) is not int:
             return None
-        return _all_of([*found, Affine(sign * diagonal, {rank - 2: sign, rank - 1: -sign})])
+        zero = torch.zeros((), dtype=result.dtype).item()
+        band = Either(all_of([Affine(sign * diagonal, {rank - 2: sign, rank - 1: -sign})]), True, False)
+        made = combined([found, band], lambda number, inside: number if inside else zero)
+        return None if made is None else _as(made, result)
 
     return read
 
 
 _READERS: dict[str, Reader] = {
     "arange": _arange,
-    "full": _full,
-    "full_like": _full,
-    "ones": _ones(1),
-    "ones_like": _ones(1),
-    "zeros": _ones(0),
-    "zeros_like": _ones(0),
+    "full": _constant,
+    "full_like": _constant,
+    "ones": _number(1),
+    "ones_like": _number(1),
+    "zeros": _number(0),
+    "zeros_like": _number(0),
     "to": _same,
     "alias": _same,
-    "transpose": _transpose,
-    "unsqueeze": _unsqueeze,
-    "expand": _expand,
-    "slice": _slice,
     "add": _summed(1),
     "sub": _summed(-1),
+    "mul": _times,
+    "neg": _negative,
     "abs": _distance,
     "ge": _ordered(strictly=False, downwards=False),
     "gt": _ordered(strictly=True, downwards=False),
@@ -399,12 +398,8 @@ _READERS: dict[str, Reader] = {
     "lt": _ordered(strictly=True, downwards=True),
     "eq": _equal,
     "ne": _unequal,
-    "bitwise_and": _both,
-    "__and__": _both,
-    "logical_and": _both,
-    "bitwise_not": _neither,
-    "logical_not": _neither,
     "index": _looked_up,
+    "index_put": _written,
     "diff": _differences,
     "cumsum": _running_sum,
     "tril": _triangle(1),

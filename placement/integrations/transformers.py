@@ -43,14 +43,21 @@ class ConfigError(ValueError):
     """No model can be made of a config. The message says why."""
 
 
-def from_config(config: Config, *, device: str = "meta", dtype: torch.dtype | None = None) -> nn.Module:
+def from_config(
+    config: Config,
+    *,
+    device: str = "meta",
+    dtype: torch.dtype | None = None,
+    attn_implementation: str | None = None,
+) -> nn.Module:
     """The model of a config, without weights on the meta device and with random ones elsewhere, in training mode.
 
     ``config`` is a ``PretrainedConfig``, a JSON file or a directory with a ``config.json``. The class is the first of
-    its ``architectures``, else that of a causal language model; ``dtype`` is the config's where nothing is said.
+    its ``architectures``, else that of a causal language model; ``dtype`` is the config's where nothing is said, and so
+    is ``attn_implementation``, transformers' name of how it computes attention, which files do not hold.
     Raises ConfigError.
     """
-    config = _read(config)
+    config = _read(config, attn_implementation)
     config.use_cache = False
     with torch.device(device), _default_dtype(dtype or _dtype(config)):
         return _model(config).train()
@@ -91,18 +98,19 @@ def compile(  # noqa: A001 - as of the package
     *,
     example: Mapping[str, Any],
     dtype: torch.dtype | None = None,
+    attn_implementation: str | None = None,
     **options: Any,
 ) -> Program | Simulated:
     """``placement.compile`` of the model in a directory, loaded from its safetensors.
 
     ``source`` holds a ``config.json`` and the files; a config alone gives a program without weights, whose buffers
     are there. No rank holds more of the weights than its own shards, and while it loads one slice of a tensor.
-    ``options`` are those of ``placement.compile``. Raises PlacementError, also where names or shapes do not fit, and
-    ConfigError.
+    ``dtype`` and ``attn_implementation`` are those of ``from_config``, ``options`` those of ``placement.compile``.
+    Raises PlacementError, also where names or shapes do not fit, and ConfigError.
     """
     from placement import compile as compiled  # noqa: PLC0415 - it imports this package's models
 
-    config = _read(source)
+    config = _read(source, attn_implementation)
     model = from_config(config, dtype=dtype)
     program = compiled(model, mesh, spec, example=_on_meta(example), **options)
     program.load_full_state_dict(_computed(config, dtype), strict=False)
@@ -149,10 +157,11 @@ def _on_meta(given: Mapping[str, Any]) -> dict[str, Any]:
 # -- models -----------------------------------------------------------------------------------------
 
 
-def _read(config: Config) -> Any:
+def _read(config: Config, attn_implementation: str | None = None) -> Any:
     """The config itself, a copy, or the one that a file holds."""
     if isinstance(config, transformers.PretrainedConfig):
-        return type(config).from_dict(config.to_dict())
+        attention = attn_implementation or getattr(config, "_attn_implementation", None)  # not in the dict
+        return type(config).from_dict(config.to_dict(), attn_implementation=attention)
     path = Path(config)
     path = path / "config.json" if path.is_dir() else path
     try:
@@ -165,7 +174,7 @@ def _read(config: Config) -> Any:
     if not isinstance(data, dict) or data.get("model_type") not in kinds:
         raise ConfigError(f"{path} is no config that transformers knows: it needs a model_type")
     try:
-        return kinds[data["model_type"]].from_dict(data)
+        return kinds[data["model_type"]].from_dict(data, attn_implementation=attn_implementation)
     except Exception as error:
         raise ConfigError(f"{path}: {error}") from error
 

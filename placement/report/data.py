@@ -42,7 +42,8 @@ def explain_data(plan: Plan) -> dict[str, Any]:
 
 
 def _balance(found: Balance) -> dict[str, Any]:
-    return {
+    marks = {"marks": found.marks, "sequences": found.sequences} if found.marks else {}
+    return marks | {
         "modules": list(found.modules),
         "axes": list(found.axes),
         "order": "zigzag" if found.zigzag else "contiguous",
@@ -72,7 +73,7 @@ def _conversion(found: Converted) -> dict[str, Any]:
             "cause": list(found.cause),
         }
         | summed(found)
-        | ({"overlap": found.overlap} if found.overlap else {})
+        | ({"overlap": found.overlap, "priced": found.priced} if found.overlap else {})
     )
 
 

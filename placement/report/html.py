@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from placement.report import balance
 from placement.report.facts import facts
 from placement.report.fold import blocks, causes, layer_sums, summed
 from placement.report.names import told
@@ -33,7 +34,7 @@ def _render(plan: Plan, template: str) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(bytes=show_bytes, time=show_time, causes=causes, told=told)
+    environment.filters.update(bytes=show_bytes, time=show_time, causes=causes, told=told, balanced=balance.told)
     found = facts(plan)
     return environment.get_template(template).render(
         facts=found, blocks=blocks(found), hooks=summed(found), sums=layer_sums, proof=proof(found), plural=plural

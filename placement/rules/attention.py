@@ -8,7 +8,7 @@ from math import prod
 
 from placement.graph.attention import ATTENTION, bounds
 from placement.graph.ir import Node, Value, evaluate
-from placement.graph.segments import Factor
+from placement.graph.segments import Factor, flattened
 from placement.graph.signature import Dim, Signature
 from placement.rules.core import Collective, Form, Implementation, Way, arguments, aten, rule
 from placement.rules.lengths import attended
@@ -75,11 +75,12 @@ def _flops(extent: Mapping[str, int]) -> int:
 
 
 _NAMES = ("attn_mask", "is_causal", "scale", "enable_gqa")
-_SEEN = ("left", "right", "compare", "of_query", "of_key")
+_SEEN = ("left", "right", "compare", "of_query", "of_key", "spare")
 _LEFT_OUT = {
-    **dict.fromkeys(("attn_mask", "scale", "left", "right"), "None"),
+    **dict.fromkeys(("attn_mask", "scale", "left", "right", "softcap"), "None"),
     **dict.fromkeys(("is_causal", "enable_gqa"), "False"),
     **dict.fromkeys(("compare", "of_query", "of_key"), "()"),
+    "spare": "",
 }
 
 
@@ -90,20 +91,40 @@ def _options(args: Mapping[str, str], names: Iterable[str]) -> str:
 
 
 def _code(args: Mapping[str, str]) -> str:
+    args = _bounds(args) if args.get("spare") else args
     if seen := _options(args, _SEEN):
+        seen += _options(args, ("attn_mask",))
         args = {**args, "attn_mask": f"rt.visible({args['query']}, {args['key']}{seen})"}
-    if args.get("dropout_p", "0.0") in ("0.0", "0"):
-        call = f"{args['query']}, {args['key']}, {args['value']}{_options(args, _NAMES)}"
-        return f"F.scaled_dot_product_attention({call})"
+    return _call(args)
+
+
+def _call(args: Mapping[str, str]) -> str:
+    """Attention with all that is hidden in its mask."""
+    call = f"{args['query']}, {args['key']}, {args['value']}"
+    if args.get("softcap", "None") != "None":
+        options = f"{args['softcap']}{_dropping(args)}{_options(args, ('attn_mask', 'scale', 'enable_gqa'))}"
+        return f"rt.capped_attention({call}, {options})"
+    if not _drops(args):
+        return f"F.scaled_dot_product_attention({call}{_options(args, _NAMES)})"
     return (
-        f"rt.attention(self, {args['query']}, {args['key']}, {args['value']}, {args['dropout_p']}, {args['site']}"
+        f"rt.attention(self, {call}, {args['dropout_p']}, {args['site']}"
         f"{args['query_on']}{args['longer']}{_options(args, _NAMES)})"
     )
 
 
+def _drops(args: Mapping[str, str]) -> bool:
+    return args.get("dropout_p", "0.0") not in ("0.0", "0")
+
+
+def _dropping(args: Mapping[str, str]) -> str:
+    """``, dropping=…`` where probabilities are dropped."""
+    call = f"self, {args.get('dropout_p')}, {args['site']}{args['query_on']}{args['longer']}"
+    return f", dropping=rt.drops({call})" if _drops(args) else ""
+
+
 def _own_queries(node: Node, context: Context) -> Iterator[Form]:
-    """Each rank has some of the queries, of which it knows the places, and all the keys and marks."""
-    if not by_place(node):
+    """Each rank has some of the queries, of which it knows the places, and all the keys, marks and rows of a mask."""
+    if not by_place(node) and not _of_pairs(node, context):
         return
     query, (result,) = node.operands[0], node.results
     for run in context.runs(context.dims.of(query)[-2]):
@@ -112,15 +133,24 @@ def _own_queries(node: Node, context: Context) -> Iterator[Form]:
             yield Form((kinds[0], *(R,) * (len(node.operands) - 1)), (kinds[1],), (), _of_own_queries)
 
 
+def _of_pairs(node: Node, context: Context) -> bool:
+    """Whether a mask is of one sequence twice: no rank's queries alone can be cut of it."""
+    mask = arguments(node).get("attn_mask")
+    if not isinstance(mask, Value) or len(mask.shape) < 2:
+        return False
+    queries, keys = (set(flattened(context.dims.of(mask)[dim])) for dim in (-2, -1))
+    return bool(queries & keys)
+
+
 def _of_own_queries(args: Mapping[str, str]) -> str:
-    seen = _options(_bounds(args), _SEEN)
+    seen = _options(_bounds(args), (*_SEEN, "attn_mask"))
     mask = f"rt.visible({args['query']}, {args['key']}, {args['axis']}{args['query_cut']}{seen})"
-    return _code({**{k: v for k, v in args.items() if k not in _SEEN}, "attn_mask": mask, "is_causal": "False"})
+    return _call({**args, "attn_mask": mask, "is_causal": "False"})
 
 
 def _bounds(args: Mapping[str, str]) -> Mapping[str, str]:
     """With the bound that the causal flag is."""
-    return {**args, "right": "0"} if args.get("is_causal", "False") != "False" else args
+    return {**args, "right": "0", "is_causal": "False"} if args.get("is_causal", "False") != "False" else args
 
 
 def _ring(node: Node, context: Context) -> Iterator[Form]:
@@ -192,17 +222,11 @@ def _goes_round(args: Mapping[str, str], *, repeated: int) -> str:
     args = {**_bounds(args)}
     if repeated > 1 and args.get("enable_gqa", "False") == "False":
         key, value, args["enable_gqa"] = f"{key}[..., ::{repeated}, :, :]", f"{value}[..., ::{repeated}, :, :]", "True"
-    options = _options(args, (*_SEEN, "scale", "enable_gqa"))
-    if args.get("dropout_p", "0.0") not in ("0.0", "0"):
-        dropping = f"rt.drops(self, {args['dropout_p']}, {args['site']}{args['query_on']}{args['longer']})"
-        options = f", dropping={dropping}{options}"
+    options = _dropping(args) + _options(args, (*_SEEN, "scale", "enable_gqa", "softcap"))
     return f"rt.ring_attention({args['query']}, {key}, {value}, {args['axis']}{args['query_cut']}{options})"
 
 
 def _no_gather(node: Node, context: Context) -> str:
-    mask = arguments(node).get("attn_mask")
-    if isinstance(mask, Value) and mask.shape[-2:].count(1) == 0:
-        return "its mask is of one sequence twice: where its queries are cut, its keys are as well"
     return _no_cut("queries", node.operands[0], -2, context)
 
 

@@ -290,37 +290,45 @@ def masked_softmax(step: Step) -> list[Fact]:
 
 
 def attended(step: Step) -> list[Fact]:
-    """Attention sees the keys up to a query's own place, or those that a mask or a mark of theirs has."""
-    query, key = step.given["query"], step.given["key"]
-    rank = len(step.node.results[0].shape)
-    queries, keys = step.place(query, rank - 2), step.place(key, rank - 2)
-    _, right = bounds(step.node)
-    if right is not None and (queries is None) != (keys is None):
+    """Attention sees the keys up to a query's own place, or those that a mask or a mark of theirs has, or is told."""
+    queries, keys = _tokens(step)
+    if bounds(step.node)[1] is not None and (queries is None) != (keys is None):
         raise StuckError("is causal between dims of two lengths")
     if step.given["dropout_p"]:
-        _check_drawn(step.fact(query).places)
+        _check_drawn(step.fact(step.given["query"]).places)
     if keys is None:
         return step.follow()
-    if right is not None:
-        assert queries is not None
-        if queries.more + right <= keys.more:
-            return step.follow(frozenset("qk"))
-        if "of_key" not in step.given:
-            raise StuckError("sees keys past the end of what was given")
-    marks = step.given.get("of_key", ())
-    truths = marks[len(step.given.get("compare", ())) :]
-    if any(_last(step, mark) == 0 for mark in truths):
-        return step.follow(frozenset("qk"))
-    mask = truths[0] if truths else step.given.get("attn_mask")
-    if not isinstance(mask, Value):
-        why = "it is not causal and has no mask"
-        if "of_key" in step.given:
-            why = "neither its bounds nor a mark of keys alone hides them"
-        raise StuckError(f"sees keys past the end of what was given: {why}")
-    if _last(step, mask) != (-INFINITY if mask.dtype.is_floating_point else 0):
+    mask = next(iter(_truths(step)), step.given.get("attn_mask"))
+    if isinstance(mask, Value) and not step.tells and told(step):
         why = "sees keys past the end of what was given: nothing says that its mask hides them"
-        raise StuckError(why, (mask,), (0, 1))
-    return step.follow(frozenset("k"))
+        raise StuckError(why, (mask,), (0, 1), tells=True)
+    return step.follow(frozenset("qk"))
+
+
+def told(step: Step) -> bool:
+    """Whether the runtime is told how many keys there are: it is attention, and nothing else hides the others."""
+    if step.rule is None or step.rule.past is not attended:
+        return False
+    queries, keys = _tokens(step)
+    if keys is None:
+        return False
+    right = bounds(step.node)[1]
+    if right is not None and queries is not None and queries.more + right <= keys.more:
+        return False
+    mask = step.given.get("attn_mask")
+    hides = isinstance(mask, Value) and _last(step, mask) == (-INFINITY if mask.dtype.is_floating_point else 0)
+    return not hides and all(_last(step, mark) != 0 for mark in _truths(step))
+
+
+def _tokens(step: Step) -> tuple[Place | None, Place | None]:
+    """Of the queries and of the keys of attention."""
+    dim = len(step.node.results[0].shape) - 2
+    return step.place(step.given["query"], dim), step.place(step.given["key"], dim)
+
+
+def _truths(step: Step) -> Sequence[Value]:
+    """The marks of keys alone that attention looks at."""
+    return step.given.get("of_key", ())[len(step.given.get("compare", ())) :]
 
 
 def _last(step: Step, mask: Value) -> float | None:

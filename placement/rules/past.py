@@ -61,11 +61,16 @@ NOTHING = Fact()
 
 
 class StuckError(Exception):
-    """The results would not be those of the given length. ``wants``: of which value to have which constant past it."""
+    """The results would not be those of the given length.
 
-    def __init__(self, why: str, wants: tuple[Value, ...] = (), constants: tuple[float, ...] = ()) -> None:
+    ``wants``: of which value to have which constant past it. ``tells``: they would be if the op was told the length.
+    """
+
+    def __init__(
+        self, why: str, wants: tuple[Value, ...] = (), constants: tuple[float, ...] = (), *, tells: bool = False
+    ) -> None:
         super().__init__(why)
-        self.wants, self.constants = wants, constants
+        self.wants, self.constants, self.tells = wants, constants, tells
 
 
 def pointwise(node: Node) -> bool:
@@ -109,11 +114,15 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One node, and the facts of its operands. ``found`` has those of values of which something is to be said."""
+    """One node, and the facts of its operands. ``found`` has those of values of which something is to be said.
+
+    ``tells``: the length is told to ops that would rather have a constant past it.
+    """
 
     node: Node
     found: Mapping[Value, Fact]
     sizes: Sizes
+    tells: bool = False
     rule: Rule | None = field(init=False)
     given: Mapping[str, Any] = field(init=False)
 

@@ -90,46 +90,86 @@ def _group_norm(node: Node) -> Iterator[Kept]:
     yield Kept(source, 2 * _accumulated(source), (0,), given["num_groups"])
 
 
-def _attention(node: Node) -> Iterator[Kept]:
-    """The fused kernels keep what they took and gave, and one float32 for each row; with dropout they are not used."""
+def _attention(node: Node, *, own: bool = False) -> Iterator[Kept]:
+    """The fused kernels keep what they took and gave, and one float32 for each row.
+
+    They are not used with dropout, nor where a cap is on the scores, nor by torch for a mask that has a gradient. own:
+    of a mask the rows of own queries are taken.
+    """
     given = arguments(node)
     query, key, value, mask = given["query"], given["key"], given["value"], given.get("attn_mask")
     (result,) = node.results
-    rows = tuple(range(len(result.shape) - 1))
-    if not given["dropout_p"]:
+    rows, numbers = tuple(range(len(result.shape) - 1)), isinstance(mask, Value) and mask.dtype.is_floating_point
+    learned = isinstance(mask, Value) and mask.requires_grad
+    torchs = learned and not _by_formula(node)
+    if not _by_formula(node) and not learned:
         yield from (Kept(tensor) for tensor in (query, key, value, result))
         yield Kept(result, 4, rows)
         if isinstance(mask, Value):  # of truth values each call makes numbers
-            yield Kept(mask, 0 if mask.dtype.is_floating_point else query.dtype.itemsize)
+            yield _of_mask(node, mask, 0 if numbers else query.dtype.itemsize, own=own)
         return
     wide = _accumulated(query)
     repeats = query.shape[-3] // key.shape[-3] if given["enable_gqa"] else 1
     yield Kept(query, wide)  # times the scale
     for tensor in (key, value):
-        own = wide > tensor.dtype.itemsize or repeats != 1
-        yield Kept(tensor, wide, times=repeats) if own else Kept(tensor, folded=True)
-    # Probabilities before and after dropout, and which are dropped.
-    yield Kept(result, 2 * wide + 1, rows, key.shape[-2])
+        copied = wide > tensor.dtype.itemsize or repeats != 1 or (torchs and tensor is key)
+        yield Kept(tensor, wide, times=repeats) if copied else Kept(tensor, folded=True)
+    yield Kept(result, _of_scores(node, wide), rows, key.shape[-2])
+    if own and learned:
+        yield Kept(result, 8, rows[-1:])  # which rows of the mask these are
+    if torchs:
+        return
     if given.get("is_causal"):
         yield Kept(result, 1, rows[-1:], key.shape[-2])
-    elif isinstance(mask, Value) and not mask.dtype.is_floating_point:
-        yield Kept(mask, 1)
+    elif isinstance(mask, Value) and not numbers:
+        yield _of_mask(node, mask, 1, own=own)
     if given.get("is_causal") or mask is not None:
         yield Kept(result, 1, rows)  # the queries that see no key
 
 
-def _marked_attention(node: Node) -> Iterator[Kept]:
-    """As with a mask, of which numbers are made; with dropout its truths are kept, and which queries see no key."""
+def _of_mask(node: Node, mask: Value, itemsize: int, *, own: bool) -> Kept:
+    if not own or mask.shape[-2] == 1:
+        return Kept(mask, itemsize)
+    (result,), key = node.results, arguments(node)["key"]
+    more = len(result.shape) - len(mask.shape)
+    dims = tuple(dim + more for dim, size in enumerate(mask.shape[:-1]) if size != 1)
+    return Kept(result, itemsize or mask.dtype.itemsize, dims, 1 if mask.shape[-1] == 1 else key.shape[-2])
+
+
+def _by_formula(node: Node) -> bool:
+    """Whether attention is the plain formula, whose scores exist."""
     given = arguments(node)
-    yield from _attention(node)
-    if given.get("is_causal") and given["dropout_p"]:
+    return bool(given["dropout_p"]) or given.get("softcap") is not None
+
+
+def _of_scores(node: Node, wide: int) -> int:
+    """Bytes of a query and a key: probabilities, the same with some zeroed, which those are; and what a cap gave."""
+    given = arguments(node)
+    drops, capped = bool(given["dropout_p"]), given.get("softcap") is not None
+    return wide * (1 + capped + (drops or (capped and _hides(node)))) + drops
+
+
+def _hides(node: Node) -> bool:
+    """Whether attention says itself that a query does not see all keys."""
+    return by_place(node) or bool(arguments(node).get("of_key"))
+
+
+def _by_own_queries(node: Node) -> Iterator[Kept]:
+    return _marked_attention(node, own=True)
+
+
+def _marked_attention(node: Node, *, own: bool = False) -> Iterator[Kept]:
+    """As with a mask, of which numbers are made; by the formula its truths are kept, and which queries see no key."""
+    given = arguments(node)
+    yield from _attention(node, own=own)
+    if not _hides(node) or (given.get("is_causal") and given["dropout_p"]):
         return  # the truths of the flag are as many
     (query, key, *_), (result,) = node.operands, node.results
     batch = tuple(range(max((len(mark.shape) for mark in given.get("of_key", ())), default=1) - 1))
     dims = (*batch, *((len(result.shape) - 2,) if by_place(node) else ()))
-    itemsize = 1 if given["dropout_p"] else query.dtype.itemsize
+    itemsize = 1 if _by_formula(node) else query.dtype.itemsize
     yield Kept(result, itemsize, dims, key.shape[-2])
-    if given["dropout_p"]:
+    if _by_formula(node):
         yield Kept(result, 1, tuple(range(len(result.shape) - 1)))
 
 
@@ -260,10 +300,10 @@ _TABLE: dict[str, Line] = {
     "rms_norm": _rms_norm,
     "group_norm": _group_norm,
     "scaled_dot_product_attention": _attention,
-    "scaled_dot_product_attention by own queries": _marked_attention,
+    "scaled_dot_product_attention by own queries": _by_own_queries,
     "scaled_dot_product_attention by ring": _ring,
     "attention": _marked_attention,
-    "attention by own queries": _marked_attention,
+    "attention by own queries": _by_own_queries,
     "attention by ring": _ring,
     "cross_entropy_loss": _cross_entropy,
     "cross_entropy_loss by over classes": _over_classes,

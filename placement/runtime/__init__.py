@@ -1,5 +1,6 @@
 """What emitted code calls: axes, conversions, modules, reductions. Needs only torch."""
 
+from placement.runtime.attention import capped_attention
 from placement.runtime.axis import ALL_REDUCE, KEEP, NONE, Axis, MeshAxis, Step, joint_exchange
 from placement.runtime.clip import clip_grad_norm_
 from placement.runtime.cuts import Cut
@@ -65,6 +66,7 @@ __all__ = [
     "all_to_all",
     "attention",
     "buffer",
+    "capped_attention",
     "class_parallel_cross_entropy",
     "classes",
     "clip_grad_norm_",

@@ -22,19 +22,24 @@ class Padded:
     """What calls of another length do: ``inputs`` are padded with a number, those not named with their last position.
 
     ``outputs``: the dims of each output that are cut again. Calls are refused where the length given is less than
-    ``least``, or the one inside more than ``most``.
+    ``least``, or the one inside more than ``most``. ``told``: the argument of ``forward`` that is how much longer it is
+    inside, '' where nothing in it has to know.
     """
 
     inputs: Mapping[str, float] = field(default_factory=dict)
     outputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     least: int = 1
     most: int | None = None
+    told: str = ""
 
 
 def lengthened(
     arguments: Mapping[str, Any], dims: Mapping[str, Sequence[Any]], how: Mapping[str, Any], lengths: Lengths
 ) -> dict[str, Any]:
-    """The arguments of a call, longer in the dims named in ``lengths``; ``dims`` are those of each input, by name."""
+    """The arguments of a call, longer in the dims named in ``lengths``, and by how much where that is one of them.
+
+    ``dims`` are those of each input, by name.
+    """
 
     def longer(name: str, tensors: list[Tensor]) -> Tensor:
         (x,) = tensors
@@ -43,7 +48,8 @@ def lengthened(
                 x = _longer(x, dim, lengths[named][1], how[named].inputs.get(name))
         return x
 
-    return mapped(longer, [dict(arguments)])
+    told = {how[name].told: inside - given for name, (given, inside) in lengths.items() if how[name].told}
+    return {**mapped(longer, [dict(arguments)]), **told}
 
 
 def _longer(x: Tensor, dim: int, size: int, value: float | None) -> Tensor:

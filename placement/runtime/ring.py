@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from placement.runtime._torch import Flash, autocast_dtype, eager, flash_attention
+from placement.runtime.attention import capped
 from placement.runtime.axis import SEND_RECV, Axis
 from placement.runtime.cuts import Cut
 from placement.runtime.means import accumulated
@@ -44,6 +45,7 @@ class _How(NamedTuple):
     sees: Sees
     scale: float
     dropping: Dropping | None = None
+    softcap: float | None = None
 
     @property
     def width(self) -> int:
@@ -64,6 +66,7 @@ class _How(NamedTuple):
             rank,
             (rank - step) % axis.size,
             self.sees.bounds,
+            self.sees.spare,
             apart=marked or self.dropping is not None,
         )
         for pair in found:
@@ -100,8 +103,9 @@ class _Kernel:
 
     def __init__(self, row: Sequence[Tensor], how: _How) -> None:
         query, key, value = row[:3]
-        self.flash = flash_attention(query, key, value) if how.dropping is None else None
-        self.scale = how.scale
+        plain = how.dropping is not None or how.softcap is not None
+        self.flash = None if plain else flash_attention(query, key, value)
+        self.scale, self.softcap = how.scale, how.softcap
         self.factor = how.dropping.factor if how.dropping is not None else 1.0
         self.dtype = accumulated(query.dtype)
 
@@ -118,7 +122,7 @@ class _Kernel:
             if hidden.mask is not None:
                 total = total.masked_fill(~hidden.mask.any(-1), -torch.inf)
             return result, total
-        scores = self._scores(query, key, hidden)
+        scores = self._unhidden(self._scores(query, key), query, key, hidden)
         total = scores.logsumexp(-1)
         weights = self._kept(scores.sub_(_finite(total).unsqueeze(-1)).exp_(), hidden)
         result = weights @ value.to(self.dtype)
@@ -132,10 +136,14 @@ class _Kernel:
         if flash is not None:
             mask = _numbers(hidden.mask, query)
             return flash.backward(grad, query, key, value, result, total, hidden.causal, mask, self.scale)
-        weights = (self._scores(query, key, hidden) - self._rows(total.unsqueeze(-1), key)).exp_()
+        scores = self._scores(query, key)
+        slope = None if self.softcap is None else (scores / self.softcap).square_().neg_().add_(1)
+        scores = self._unhidden(scores, query, key, hidden)
+        weights = scores.sub_(self._rows(total.unsqueeze(-1), key)).exp_()
         wide = self._rows(grad.to(self.dtype), key)
         mean = (wide * self._rows(result.to(self.dtype), key)).sum(-1, keepdim=True)
         of_scores = self._kept(wide @ value.to(self.dtype).transpose(-2, -1), hidden).sub_(mean).mul_(weights)
+        of_scores = of_scores if slope is None else of_scores.mul_(slope)
         of_value = self._kept(weights, hidden).transpose(-2, -1) @ wide
         of_query = (of_scores @ key.to(self.dtype)).mul_(self.scale).view(query.shape)
         of_key = of_scores.transpose(-2, -1) @ self._rows(query.to(self.dtype) * self.scale, key)
@@ -145,9 +153,13 @@ class _Kernel:
         """The fused kernel, where there is one that takes such a mask."""
         return self.flash if self.flash is not None and (hidden.mask is None or self.flash.masks) else None
 
-    def _scores(self, query: Tensor, key: Tensor, hidden: _Hidden) -> Tensor:
+    def _scores(self, query: Tensor, key: Tensor) -> Tensor:
         rows = self._rows(query.to(self.dtype) * self.scale, key)
-        scores = rows @ key.to(self.dtype).transpose(-2, -1)
+        return capped(rows @ key.to(self.dtype).transpose(-2, -1), self.softcap)
+
+    @staticmethod
+    def _unhidden(scores: Tensor, query: Tensor, key: Tensor, hidden: _Hidden) -> Tensor:
+        """Minus infinity where a query does not see a key, in place."""
         unseen = ~hidden.mask if hidden.mask is not None else None
         if hidden.causal:
             unseen = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=scores.device).triu_(1)
@@ -198,9 +210,11 @@ def ring_attention(
     compare: tuple[str, ...] = (),
     of_query: tuple[Tensor, ...] = (),
     of_key: tuple[Tensor, ...] = (),
+    spare: int = 0,
     dropping: Dropping | None = None,
     scale: float | None = None,
     enable_gqa: bool = False,
+    softcap: float | None = None,
 ) -> Tensor:
     """S, S, S → S: ``F.scaled_dot_product_attention`` of which each rank has the tokens that the cut gives it.
 
@@ -210,8 +224,8 @@ def ring_attention(
 
     What a query sees is said as in ``Sees``, with marks of all tokens; ``right=0`` is causal. Blocks that no query sees
     any of are passed on and not computed: under a causal mask in ``zigzag`` order every rank has equally many left. A
-    query that sees no key gets 0. ``dropping`` drops probabilities, see ``drops``: by the plain formula.
-    There is no second derivative.
+    query that sees no key gets 0. ``dropping`` drops probabilities, see ``drops``, and ``softcap`` keeps scores between
+    -softcap and softcap, see ``capped_attention``: both by the plain formula. There is no second derivative.
 
     Raises:
         ValueError: shapes that do not go together.
@@ -220,8 +234,8 @@ def ring_attention(
     if (dtype := autocast_dtype(query)) is not None:
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    sees = Sees(left, right, compare, of_query, of_key)
-    how = _How(axis, Cut(0, outer, segments, zigzag), sees, scale, dropping)
+    sees = Sees(left, right, compare, of_query, of_key, spare)
+    how = _How(axis, Cut(0, outer, segments, zigzag), sees, scale, dropping, softcap)
     shape = (*query.shape[:-1], value.shape[-1])
     row = [x.reshape(-1, *x.shape[-3:]) for x in (query, key, value)]
     if dropping is not None:
@@ -231,7 +245,7 @@ def ring_attention(
         made: Any = _Ring.apply(how, *(x for one in rows for x in one))
         return made
 
-    said = (sees.bounds, compare, None if dropping is None else dropping.p)
+    said = (sees.bounds, spare, compare, None if dropping is None else dropping.p, softcap)
     what = ("ring attention", how.cut, said, scale, query.dtype, *(tuple(x.shape) for x in row))
     return axis.together(what, row, together).reshape(shape)
 

@@ -35,7 +35,7 @@ class Sees:
 
     ``j >= i - left`` and ``j <= i + right``, None for no bound: ``right=0`` is causal. Marks are of the whole sequence,
     [tokens] or [batch, tokens]: ``of_query`` at i compares with ``of_key`` at j as ``compare`` says, and those of
-    ``of_key`` that are left over hold at j.
+    ``of_key`` that are left over hold at j. Nothing sees the last ``spare`` keys, which only pad the sequence.
     """
 
     left: int | None = None
@@ -43,6 +43,7 @@ class Sees:
     compare: tuple[str, ...] = ()
     of_query: tuple[Tensor, ...] = ()
     of_key: tuple[Tensor, ...] = ()
+    spare: int = 0
 
     @property
     def bounds(self) -> tuple[int | None, int | None]:
@@ -52,7 +53,8 @@ class Sees:
     def mask(self, queries: Tensor | None, keys: Tensor | None, *, bounded: bool) -> Tensor | None:
         """Which keys at these places the queries at those see: bool, broadcasts to [batch, heads, queries, keys].
 
-        None: all of them by what is asked, of the bounds only where ``bounded``. Places None: marks as they are.
+        None: all of them by what is asked, of the bounds only where ``bounded``. Places None: marks as they are. Of
+        spare keys it says nothing.
         """
         found: list[Tensor] = []
         if bounded and self.bounds != (None, None):
@@ -91,23 +93,32 @@ def visible(
     compare: tuple[str, ...] = (),
     of_query: tuple[Tensor, ...] = (),
     of_key: tuple[Tensor, ...] = (),
-) -> Tensor:
-    """The mask that ``Sees`` says: bool, broadcasts to [batch, heads, queries, keys].
+    spare: int = 0,
+    attn_mask: Tensor | None = None,
+) -> Tensor | None:
+    """The mask that ``Sees`` says, and ``attn_mask`` if there is one: broadcasts to [batch, heads, queries, keys].
 
-    With an axis the queries are the own ones, of which ``query``'s dim ``dim`` is cut as a ``Cut`` of these says. Keys
-    and marks are whole.
+    With an axis the queries are the own ones, of which ``query``'s dim ``dim`` is cut as a ``Cut`` of these says. Keys,
+    marks and ``attn_mask`` are whole, of which the own rows are taken. None: every key is seen.
     """
-    sees = Sees(left, right, compare, of_query, of_key)
-    own, device = query.shape[dim], query.device
+    sees = Sees(left, right, compare, of_query, of_key, spare)
+    own, keys, device = query.shape[dim], key.shape[-2], query.device
     at = None
     if axis is not None:
         at = places(own * axis.size, Cut(0, outer, segments, zigzag), axis.size, axis.rank).to(device)
+        if attn_mask is not None and attn_mask.shape[-2] != 1:
+            attn_mask = attn_mask.index_select(-2, at.clone())  # which may be kept: not all places with it
     if sees.bounds == (None, None):
         mask = sees.mask(at, None, bounded=False)
     else:
         at = torch.arange(own, device=device) if at is None else at
-        mask = sees.mask(at, torch.arange(key.shape[-2], device=device), bounded=True)
-    return torch.ones((), dtype=torch.bool, device=device) if mask is None else mask
+        mask = sees.mask(at, torch.arange(keys, device=device), bounded=True)
+    if spare:
+        given = (torch.arange(keys, device=device) < keys - spare).unsqueeze(0)
+        mask = given if mask is None else mask & given
+    if mask is None or attn_mask is None:
+        return attn_mask if mask is None else mask
+    return attn_mask & mask if attn_mask.dtype is torch.bool else attn_mask.masked_fill(~mask, -torch.inf)
 
 
 class Pairs(NamedTuple):
@@ -125,29 +136,41 @@ class Pairs(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def pairs(
-    size: int, cut: Cut, n: int, rank: int, other: int, bounds: tuple[int | None, int | None], *, apart: bool
+    size: int,
+    cut: Cut,
+    n: int,
+    rank: int,
+    other: int,
+    bounds: tuple[int | None, int | None],
+    spare: int = 0,
+    *,
+    apart: bool,
 ) -> tuple[Pairs, ...]:
     """What own queries may see of another rank's keys, where both are cut alike out of ``size`` tokens.
 
-    apart: each with queries, and with keys, that lie side by side in the sequence. Else they are as few as may be.
+    spare: so many keys at the end of all are seen by none. apart: each with queries, and with keys, that lie side by
+    side in the sequence. Else they are as few as may be.
     """
     length = size // n
     if not length:
         return ()
     whole = (0, length)
-    if not apart and bounds == (None, None):
+    if not apart and not spare and bounds == (None, None):
         return (Pairs(whole, whole, "all", (0, 0)),)
-    if not apart and bounds == (None, 0) and rank == other:  # spans ascend
+    if not apart and not spare and bounds == (None, 0) and rank == other:  # spans ascend
         return (Pairs(whole, whole, "causal", (0, 0)),)
-    found = list(_by_span(spans(size, cut, n, rank), spans(size, cut, n, other), bounds))
+    found = list(_by_span(spans(size, cut, n, rank), spans(size, cut, n, other), bounds, size - spare))
     return tuple(found if apart else _merged(_merged(found, 1), 0))
 
 
-def _by_span(own: tuple[Span, ...], theirs: tuple[Span, ...], bounds: tuple[int | None, int | None]) -> Iterator[Pairs]:
+def _by_span(
+    own: tuple[Span, ...], theirs: tuple[Span, ...], bounds: tuple[int | None, int | None], end: int
+) -> Iterator[Pairs]:
     starts = [sum(b - a for a, b in own[:at]) for at in range(len(own))]  # where each span is in the block
     for queries, at in zip(own, starts, strict=True):
-        for keys, there in zip(theirs, starts, strict=True):
-            seen = _seen(queries, keys, bounds)
+        for (first, last), there in zip(theirs, starts, strict=True):
+            keys = (first, min(last, end))
+            seen = _seen(queries, keys, bounds) if first < end else None
             if seen is not None:
                 (start, stop), (first, last), how = seen
                 by, along = at - queries[0], there - keys[0]

@@ -20,7 +20,7 @@ import sympy
 from placement.graph.ir import Graph, Node, Value, leaves, op_name
 from placement.rules.bounds import number
 from placement.rules.core import lookup
-from placement.rules.lengths import created, drawn
+from placement.rules.lengths import created, drawn, told
 from placement.rules.past import Fact, Place, Sizes, Step, StuckError, pointwise
 from placement.solver.plan import Plan
 
@@ -30,7 +30,7 @@ class Padded:
     """How a length is padded: inputs with a constant (others with their last position), outputs' dims cut again.
 
     ``least`` is the shortest length given, and ``most`` the longest one padded, for which that is right. ``drawn``: by
-    node, the dims that are padded of what it draws random numbers for.
+    node, the dims that are padded of what it draws random numbers for. ``told``: nodes that must know by how much.
     """
 
     inputs: Mapping[str, float]
@@ -38,16 +38,21 @@ class Padded:
     least: int = 1
     most: int | None = None
     drawn: Mapping[Node, tuple[int, ...]] = field(default_factory=dict, repr=False)
+    told: frozenset[Node] = field(default=frozenset(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """What stands in the way: the place in the program, the words, and of which value to have which constant."""
+    """What stands in the way: the place in the program, the words, and of which value to have which constant.
+
+    ``tells``: it does not where ops are told the length.
+    """
 
     index: int
     text: str
     wants: tuple[Value, ...] = ()
     constants: tuple[float, ...] = ()
+    tells: bool = False
 
 
 def parts(plan: Plan) -> dict[sympy.Symbol, int]:
@@ -96,7 +101,10 @@ def proven(graph: Graph, symbol: sympy.Symbol) -> Padded | str:
                 walk, found = again, tried
                 break
         else:
-            return found.text
+            if not found.tells:
+                return found.text
+            walk = _Walk(graph, symbol, walk.constants, tells=True)
+            found = walk.run()
     return found
 
 
@@ -126,19 +134,22 @@ def _candidates(graph: Graph, obstacle: Obstacle, constants: Mapping[str, float]
 class _Walk:
     """One walk over the program, with some inputs padded with constants."""
 
-    def __init__(self, graph: Graph, symbol: sympy.Symbol) -> None:
-        self.graph, self.sizes = graph, Sizes(symbol)
-        self.constants: dict[str, float] = {}
+    def __init__(
+        self, graph: Graph, symbol: sympy.Symbol, constants: Mapping[str, float] | None = None, *, tells: bool = False
+    ) -> None:
+        self.graph, self.sizes, self.tells = graph, Sizes(symbol), tells
+        self.constants: dict[str, float] = dict(constants or {})
         self.facts: dict[Value, Fact] = {}
         self.wrong: dict[Value, Obstacle] = {}
         self.drawn: dict[Node, tuple[int, ...]] = {}
+        self.told: set[Node] = set()
         self.changed: set[Value] | None = None  # since the walk before
 
     def again(self, name: str, constant: float) -> _Walk:
         """A walk with one more input padded with a constant, over what that changes."""
-        made = _Walk(self.graph, self.sizes.symbol)
-        made.constants = {**self.constants, name: constant}
+        made = _Walk(self.graph, self.sizes.symbol, {**self.constants, name: constant}, tells=self.tells)
         made.facts, made.wrong, made.drawn = dict(self.facts), dict(self.wrong), dict(self.drawn)
+        made.told = set(self.told)
         made.sizes.least, made.sizes.most = self.sizes.least, self.sizes.most
         made.changed = {item.value for item in self.graph.inputs if item.name == name}
         return made
@@ -172,7 +183,8 @@ class _Walk:
                 outputs[output.name] = tuple(places)
         if obstacles:
             return min(obstacles, key=lambda obstacle: obstacle.index)
-        return Padded(dict(self.constants), outputs, self.sizes.least, self.sizes.most, self.drawn)
+        least, most = self.sizes.least, self.sizes.most
+        return Padded(dict(self.constants), outputs, least, most, self.drawn, frozenset(self.told))
 
     def _input(self, name: str, value: Value) -> None:
         dims = [dim for dim, size in enumerate(value.shape) if self.sizes.depends(size)]
@@ -192,16 +204,19 @@ class _Walk:
             return
         if node.operands and not any(v in self.facts for v in node.operands) and not self._told(node):
             return
-        step = Step(node, self.facts, self.sizes)
+        self.told.discard(node)
+        step = Step(node, self.facts, self.sizes, self.tells)
         try:
             made = step.facts() if node.operands else created(step)
         except StuckError as stuck:
             text = f"{_named(node)} {stuck}"
-            self.wrong |= dict.fromkeys(node.results, Obstacle(index, text, stuck.wants, stuck.constants))
+            self.wrong |= dict.fromkeys(node.results, Obstacle(index, text, stuck.wants, stuck.constants, stuck.tells))
             return
         self.facts |= {value: fact for value, fact in zip(node.results, made, strict=True) if fact != Fact()}
         if dims := drawn(step):
             self.drawn[node] = dims
+        if told(step):
+            self.told.add(node)
 
     def _told(self, node: Node) -> bool:
         """Whether the length is among the op's arguments."""

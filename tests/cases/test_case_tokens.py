@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -10,7 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import placement
+from placement import api
+from placement import runtime as rt
+from placement.graph.capture import capture
+from placement.graph.precision import lifted
 from tests.cases.toys import close, drawn, gradients, step
+from tests.parity import axes, models
+from tests.parity.measure import Measured
 from tests.runtime.worlds import Pool, in_worlds, run
 
 WIDTH, SEQ = 8, 24
@@ -151,3 +158,32 @@ def ring(mesh: Any, n: int, causal: bool) -> None:
 def test_C12_gradients_of_a_ring(world: str, n: int, causal: bool, gloo: Pool) -> None:
     """dQ, dK and dV, of which each passes through other ranks' steps."""
     run(ring, world, n, gloo, causal)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_C12_on_three_ranks(causal: bool) -> None:
+    """The middle rank's block is neither the first nor the last to come by."""
+    ring(rt.simulate(tp=3), 3, causal)
+
+
+MODEL = """
+link quick = 10 GB/s, 1 ns
+mesh cp over quick
+input inputs_embeds : [batch, seq, hidden], Shard(seq{order}) @ cp
+input labels : [batch, seq], Shard(seq{order}) @ cp
+strategy model.layers.*.self_attn : ring @ cp
+"""
+
+
+def test_C12_in_a_whole_model() -> None:
+    """A Llama whose heads share keys: gradients of its weights before and after the ring, and of what it is given."""
+    model, given, found = models.build("llama", num_hidden_layers=1), models.inputs(2, 12, embeds=True), Measured()
+    names = {"inputs_embeds": ("batch", "seq", "hidden"), "labels": ("batch", "seq")}
+    with lifted(torch.float64):
+        graph = capture(model, given, names)
+    for n, order in ((2, ", zigzag"), (3, "")):
+        with mock.patch.object(api, "capture", return_value=graph):
+            program = placement.compile(model, rt.simulate(cp=n), MODEL.format(order=order), example=given)
+        assert program.source.count("rt.ring_attention(") == 1
+        axes.compared(found, model, program, given)
+    assert not found.problems()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import sympy
 import torch
+from torch.nn.attention import flex_attention as flex
 
 from placement.graph import _torch
 
@@ -130,3 +134,39 @@ def test_fakes_are_not_remembered() -> None:
     with _torch.without_cache_of_fakes():
         assert not FakeTensorMode().cache_enabled
     assert FakeTensorMode().cache_enabled
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_what_flex_attention_and_its_masks_call() -> None:
+    called: list[tuple[str, Any]] = []
+
+    def attention(*given: Any) -> Any:
+        called.append(("attention", given[4]))
+        return given[0], None, None
+
+    def over_scalars(_: Any, prefix: Any, **__: Any) -> Any:
+        called.append(("over scalars", prefix))
+        return lambda *ranges: torch.ones([x.shape[0] for x in ranges], dtype=torch.bool)
+
+    def blocks(mask: Any, *_: Any, **__: Any) -> Any:
+        called.append(("blocks", mask.shape))
+        return mask, None
+
+    def block_mask(given: Any, function: Any, lengths: Any, *sizes: Any) -> Any:
+        called.append(("block mask", (lengths, sizes)))
+        none = torch.zeros(1, 1, 1, 1, dtype=torch.int32)
+        return flex.BlockMask(lengths, none[0], none, *(None,) * 6, BLOCK_SIZE=(sizes[0], sizes[1]), mask_mod=function)
+
+    x, everything = torch.randn(1, 2, 8, 4, requires_grad=True), flex.noop_mask
+    with _torch.flex_replaced(attention, over_scalars, blocks, block_mask):
+        for compiled in (lambda function: function, torch.compile):
+            called.clear()
+            mask = compiled(flex.create_block_mask)(everything, 1, None, 8, 8, device="cpu", BLOCK_SIZE=4)
+            assert compiled(flex.flex_attention)(x, x, x, block_mask=mask) is x
+            made = [("over scalars", ()), ("blocks", (1, 1, 8, 8)), ("block mask", ((8, 8), (4, 4)))]
+            assert called[:3] == made
+            (_, given) = called[3]
+            assert given[:2] == (8, 8)
+            assert given[-3:] == (4, 4, everything)
+        flex.flex_attention(x, x, x)
+        assert called[-1][1][-3:] == (*_torch.ONE_BLOCK, everything)

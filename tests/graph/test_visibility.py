@@ -19,6 +19,30 @@ BATCH, HEADS, SEQ, WIDTH = 2, 2, 5, 4
 Mask = Callable[[int, Tensor], Tensor]
 
 
+def at(s: int) -> Tensor:
+    return torch.arange(s)
+
+
+def later(s: int) -> Tensor:
+    return at(s)[:, None] <= at(s)
+
+
+def in_place(s: int, _: Tensor) -> Tensor:
+    mask = torch.ones(s, s, dtype=torch.bool)[None]
+    mask &= up_to(s)
+    return mask
+
+
+def written(s: int, _: Tensor) -> Tensor:
+    mask = torch.zeros(s, s)
+    mask[~up_to(s)] = -torch.inf
+    return mask
+
+
+def apart(s: int) -> Tensor:
+    return torch.arange(s)[:, None] - torch.arange(s)[None]
+
+
 def up_to(s: int) -> Tensor:
     return torch.arange(s)[:, None] >= torch.arange(s)[None, :]
 
@@ -41,20 +65,64 @@ CAUSAL: dict[str, Mask] = {
     "less than the next": lambda s, _: torch.arange(s)[None] < torch.arange(1, s + 1)[:, None],
     "steps of two": lambda s, _: torch.arange(0, 2 * s, 2)[None] - torch.arange(0, 2 * s, 2)[:, None] < 1,
     "looked up": looked_up,
+    # rearranged
+    "permuted": lambda s, _: later(s).permute(1, 0),
+    "transposed": lambda s, _: later(s).mT,
+    "reversed": lambda s, _: later(s).T,
+    "a matrix turned": lambda s, _: later(s).t(),
+    "swapped": lambda s, _: later(s).swapaxes(0, 1),
+    "moved": lambda s, _: later(s)[None].movedim(-1, 1).movedim((1, 0), (-2, -3)),
+    "squeezed": lambda s, _: up_to(s)[None, :, None].squeeze(2).squeeze(0),
+    "flattened": lambda s, _: up_to(s)[None, None].flatten(0, 1),
+    "a shape taken back": lambda s, _: torch.arange(s).expand(4, s).reshape(4 * s).view(4, s)[0][:, None] >= at(s),
+    "narrowed": lambda s, _: up_to(s + 2).narrow(0, 1, s).narrow(1, 1, s),
+    "the last of several": lambda s, _: up_to(s).expand(3, s, s)[-1],
+    "repeated": lambda s, x: up_to(s)[None, None].repeat(x.shape[0], HEADS, 1, 1),
+    "laid as tiles": lambda s, x: up_to(s)[None, None].tile(x.shape[0], 1, 1, 1),
+    "each repeated": lambda s, x: up_to(s)[None, None].repeat_interleave(HEADS, 1),
+    "broadcast": lambda s, x: torch.broadcast_to(up_to(s), (x.shape[0], HEADS, s, s)),
+    # truths of truths
+    "chosen": lambda s, _: torch.where(up_to(s), True, False),
+    "neither of two": lambda s, _: ~(~up_to(s) | (torch.arange(s) < 0)),
+    "a product": lambda s, _: up_to(s) * up_to(s),
+    "filled": lambda s, _: torch.ones(s, s, dtype=torch.bool).masked_fill(~up_to(s), False),
+    "other than the opposite": lambda s, _: ~up_to(s) ^ True,
+    "a triangle of ones": lambda s, _: torch.ones(s, s, dtype=torch.int64).tril() == 1,
+    "integers negated": lambda s, _: (-torch.arange(s))[:, None] <= -torch.arange(s),
+    "integers times two": lambda s, _: (2 * torch.arange(s))[:, None] >= torch.arange(s) * 2,
+    "in place": in_place,
+    "a truth of no shape": lambda s, _: torch.tensor(True) & up_to(s),
+    # numbers that are added
+    "numbers of no shape": lambda s, _: torch.where(up_to(s), torch.tensor(0.0), torch.tensor(-torch.inf)),
+    "numbers written": written,
+    "numbers": lambda s, _: torch.zeros(s, s).masked_fill(~up_to(s), -torch.inf),
+    "one of two numbers": lambda s, _: torch.where(up_to(s), 0.0, -torch.inf),
+    "a number or another's": lambda s, _: torch.where(up_to(s), torch.zeros(s, s), -torch.inf),
+    "a triangle of numbers": lambda s, _: torch.full((s, s), -torch.inf).triu(1),
+    "a logarithm": lambda s, _: up_to(s).double().log(),
+    "a sum": lambda s, _: torch.full((s, s), -torch.inf).triu(1) + torch.full((s, s), -torch.inf).triu(2),
+    "where a triangle is zero": lambda s, _: torch.zeros(s, s).masked_fill(torch.ones(s, s).tril() == 0, -torch.inf),
+    "the least number": lambda s, _: (1.0 - torch.ones(s, s).tril()) * torch.finfo(torch.float32).min,
+    "numbers filled in place": lambda s, _: torch.full((s, s), -1e38).masked_fill_(up_to(s), 0),
 }
 EVERYTHING: dict[str, Mask] = {
+    "zeros to be added": lambda s, _: torch.zeros(s, s),
     "ones": lambda s, _: torch.ones(s, s, dtype=torch.bool),
     "a true comparison": lambda s, _: torch.arange(s)[None].expand(s, s) >= 0,
 }
 
 
-def apart(s: int) -> Tensor:
-    return torch.arange(s)[:, None] - torch.arange(s)[None]
+def padding(s: int, lengths: Tensor) -> Tensor:
+    return (at(s) >= lengths[:, None])[:, None, None]
 
 
 def documents(s: int, lengths: Tensor) -> Tensor:
     """[batch, tokens], out of where each one's second document starts."""
     return (torch.arange(s)[None] >= lengths[:, None]).long()
+
+
+def alike(marks: Tensor) -> Tensor:
+    return marks[:, None, :, None] == marks[:, None, None]
 
 
 def of_positions(s: int, x: Tensor) -> Tensor:
@@ -70,6 +138,11 @@ SAID: dict[str, tuple[Mask, tuple[int | None, int | None, tuple[str, ...], int]]
     "the next one too": (lambda s, _: torch.ones(s, s, dtype=torch.bool).tril(diagonal=1), (None, 1, (), 0)),
     "a window": (lambda s, _: up_to(s) & (apart(s) < 3), (2, 0, (), 0)),
     "a window both ways": (lambda s, _: apart(s).abs() <= 2, (2, 2, (), 0)),
+    "not beyond a distance": (lambda s, _: ~(apart(s).abs() > 2), (2, 2, (), 0)),
+    "no distance as long, in numbers": (
+        lambda s, _: torch.zeros(s, s).masked_fill(apart(s).abs() >= 3, -torch.inf),
+        (2, 2, (), 0),
+    ),
     "more than the distance": (lambda s, _: apart(s).abs() < 2, (1, 1, (), 0)),
     "what comes later": (lambda s, _: up_to(s).transpose(-1, 0), (0, None, (), 0)),
     "of the data": (lambda s, x: up_to(s) & (torch.arange(s)[None] < x[:, None, None, None]), (None, 0, (), 1)),
@@ -95,6 +168,24 @@ SAID: dict[str, tuple[Mask, tuple[int | None, int | None, tuple[str, ...], int]]
         (None, None, (">=",), 0),
     ),
     "chunks": (lambda s, _: (torch.arange(s) // 2)[:, None] == (torch.arange(s) // 2)[None], (None, None, ("==",), 0)),
+    "documents in numbers": (
+        lambda s, x: torch.where(alike((at(s) - x[:, None]).sign()) & up_to(s), 0.0, torch.finfo(torch.float32).min),
+        (None, 0, ("==",), 0),
+    ),
+    "documents by product": (
+        lambda s, x: (alike(documents(s, x)).int() * up_to(s).int()).bool(),
+        (None, 0, ("==",), 0),
+    ),
+    "a row of documents": (lambda s, x: alike((at(s) - x[:, None]).sign()[1:][0][None]), (None, None, ("==",), 0)),
+    "padding in numbers": (
+        lambda s, x: torch.where((at(s) < x[:, None])[:, None, None], 0.0, -torch.inf) + torch.zeros(s, s),
+        (None, None, (), 1),
+    ),
+    "neither later nor padding": (lambda s, x: ~(~up_to(s) | padding(s, x)), (None, 0, (), 1)),
+    "later and padding in numbers": (
+        lambda s, x: torch.full((s, s), -torch.inf).triu(1) + torch.zeros(s).masked_fill(padding(s, x), -torch.inf),
+        (None, 0, (), 1),
+    ),
     "positions": (of_positions, (2, None, (">=",), 0)),
 }
 KEPT: dict[str, Mask] = {
@@ -104,7 +195,17 @@ KEPT: dict[str, Mask] = {
     "rows of the data": lambda s, x: (torch.arange(s)[None] < x[:, None])[:, None, :, None] | up_to(s),
     "data of both": lambda s, x: (apart(s)[None] < x[:, None, None])[:, None],
     "by head": lambda s, _: up_to(s)[None] & (torch.arange(HEADS)[:, None, None] >= torch.arange(s)),
-    "numbers": lambda s, _: torch.zeros(s, s).masked_fill(~up_to(s), -torch.inf),
+    "some that see none, with a finite number": lambda s, _: (1.0 - torch.ones(s, s).tril(-1)) * -3e38,
+    "padding by a finite number": lambda s, x: (at(s) >= x[:, None])[:, None, None].double() * -3e38,
+    "all hidden by a finite number": lambda s, _: torch.full((s, s), -3e38),
+    "a number that a score may make up for": lambda s, _: (1.0 - torch.ones(s, s).tril()) * -3.0,
+    "a bias": lambda s, _: torch.ones(s, s).tril(),
+    "no number": lambda s, _: torch.zeros(s, s) / (1.0 - torch.ones(s, s).tril()),
+    "hidden in two ways": lambda s, _: torch.where(up_to(s), -torch.inf, -1e38),
+    "other marks, by a finite number": lambda s, x: torch.where(
+        (at(s) - x[:, None]).sign()[:, None, :, None] >= (x[:, None] - at(s)).sign()[:, None, None], 0.0, -1e38
+    ),
+    "a part of another shape": lambda s, _: torch.arange(s).expand(4, s).reshape(4 * s)[:s][:, None] >= at(s),
     "not in steps of one": lambda s, _: torch.arange(s)[:, None] * 2 >= torch.arange(s)[None],
 }
 ALL = {**CAUSAL, **EVERYTHING, **KEPT, **{name: mask for name, (mask, _) in SAID.items()}}
@@ -118,7 +219,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         heads = self.up(x).unflatten(-1, (self.heads, WIDTH)).transpose(1, 2)
-        mask = self.mask(x.shape[1], lengths).to(x.dtype if self.mask is KEPT["numbers"] else torch.bool)
+        mask = self.mask(x.shape[1], lengths)
+        mask = mask.to(x.dtype if mask.is_floating_point() else torch.bool)
         return F.scaled_dot_product_attention(heads, heads.flip(-1), heads, attn_mask=mask)
 
 

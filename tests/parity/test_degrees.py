@@ -78,6 +78,7 @@ def spec(sizes: dict[str, int], way: str, order: str) -> str:
         ({"cp": 2}, "gather", ", zigzag"),
         ({"cp": 2, "tp": 2}, "ring", ", zigzag"),
         ({"cp": 2, "tp": 2}, "gather", ""),
+        ({"cp": 2, "tp": 2}, "all_to_all", ""),
     ],
 )
 def test_the_same_ten_losses(sizes: dict[str, int], way: str, order: str) -> None:

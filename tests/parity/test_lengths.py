@@ -74,13 +74,17 @@ def test_an_encoder_with_a_mask() -> None:
     assert found.problems() == []
 
 
-def test_an_encoder_without_a_mask_is_refused() -> None:
-    _, program = axes.compiled(rt.simulate(tp=2), axes.spec("bert", "sp", {"tp": 2}), "bert")
-    text = r"has size 7, not a multiple of 2 \(axis 'tp'\), and cannot be padded: 'scaled_dot_product_attention' in "
-    with pytest.raises(rt.SizeError, match=text + r"'bert.*attention\.self' \(modeling_bert\.py:\d+\) sees keys past"):
-        program(**given(7))
+def test_an_encoder_without_a_mask() -> None:
+    """Its attention is told how many keys there are."""
+    model, program = axes.compiled(rt.simulate(tp=2), axes.spec("bert", "sp", {"tp": 2}), "bert", layers=2)
+    assert "told='seq_spare'" in program.source
+    assert program.source.count("attn_mask=rt.visible(") == 1  # of a class that both layers have
+    found = Measured()
+    for seq in (7, 8, 5):
+        axes.compared(found, model, program, given(seq))
+    assert found.problems() == []
     explained = " ".join(program.explain(verbose=True).split())
-    assert "seq is cut in 2: a call of another length is refused, as 'scaled_dot_product_attention'" in explained
+    assert "seq is cut in 2: a call of another length is padded inside" in explained
 
 
 def test_positions_that_a_table_does_not_have_are_refused() -> None:
@@ -129,6 +133,8 @@ def test_a_mean_over_the_sequence_is_refused() -> None:
     program = placement.compile(Pooled().double(), rt.simulate(tp=2), spec, example={"x": x})
     with pytest.raises(rt.SizeError, match=r"cannot be padded: 'mean' \(test_lengths\.py:\d+\) looks along all of it"):
         program(x=x[:, :5])
+    explained = " ".join(program.explain(verbose=True).split())
+    assert "seq is cut in 2: a call of another length is refused, as 'mean'" in explained
 
 
 def test_blocks_that_ranks_are_given_are_refused() -> None:

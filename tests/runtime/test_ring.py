@@ -44,11 +44,12 @@ def as_mask(
     compare: tuple[str, ...] = (),
     of_query: tuple[Tensor, ...] = (),
     of_key: tuple[Tensor, ...] = (),
+    spare: int = 0,
     *,
     tokens: int,
 ) -> Tensor | None:
     """Element by element."""
-    if (left, right, of_key) == (None, None, ()):
+    if (left, right, of_key, spare) == (None, None, (), 0):
         return None
     mask = torch.ones(BATCH, 1, tokens, tokens, dtype=torch.bool)
     how = {"==": lambda a, b: a == b, "!=": lambda a, b: a != b, ">=": lambda a, b: a >= b, ">": lambda a, b: a > b}
@@ -60,7 +61,7 @@ def as_mask(
                 its = [mark.expand(BATCH, -1)[b, j].item() for mark in of_key]
                 seen = (left is None or j >= i - left) and (right is None or j <= i + right)
                 seen = seen and all(how[one](m, o) for one, m, o in zip(compare, mine, its, strict=False))
-                mask[b, 0, i, j] = seen and all(its[len(compare) :])
+                mask[b, 0, i, j] = seen and all(its[len(compare) :]) and j < tokens - spare
     return mask
 
 
@@ -97,6 +98,16 @@ SEEN: dict[str, Callable[[int], dict[str, Any]]] = {
     "padded": lambda t: {"right": 0, "of_key": (kept(t),)},
     "padding alone": lambda t: {"of_key": (kept(t),)},
     "nothing": lambda t: {"of_key": (torch.zeros(t, dtype=torch.bool),)},
+    "but the last": lambda _: {"spare": 1},
+    "but a block and more": lambda t: {"spare": t // 3 + 1},
+    "of them causal": lambda t: {"spare": t // 2 - 1, "right": 0},
+    "of them around": lambda _: {"spare": 3, "left": 2, "right": 4},
+    "of them packed": lambda t: {
+        "spare": 4,
+        "compare": ("==",),
+        "of_query": (documents(t),),
+        "of_key": (documents(t),),
+    },
 }
 
 
@@ -227,9 +238,18 @@ def test_large_scores_and_three_dims() -> None:
     close(*([x, *torch.autograd.grad(x, parts, cotangent)] for x in (got, want)), 1e-10)
 
 
-@pytest.mark.parametrize("zigzag", [False, True])
-def test_only_own_tensors_are_kept_and_hidden_blocks_are_not_computed(zigzag: bool) -> None:
-    """In zigzag order every rank computes equally many pairs."""
+@pytest.mark.parametrize(
+    ("seen", "zigzag", "want"),
+    [
+        ("causal", False, [(16, True)] * 4 + [(16, False)] * 6),
+        ("causal", True, [(16, True)] * 4 + [(8, False)] * 12),
+        ("but a block and more", False, [(16, False)] * 8 + [(8, False)] * 4),
+    ],
+)
+def test_only_own_tensors_are_kept_and_hidden_blocks_are_not_computed(
+    seen: str, zigzag: bool, want: list[tuple[int, bool]]
+) -> None:
+    """In zigzag order every rank computes equally many pairs of causal attention."""
     parts, cut = operands(16), rt.Cut(2, zigzag=zigzag)
     kept: list[Tensor] = []
     calls: list[tuple[int, bool]] = []
@@ -243,10 +263,10 @@ def test_only_own_tensors_are_kept_and_hidden_blocks_are_not_computed(zigzag: bo
         torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x),
         mock.patch.object(ring._Kernel, "forward", counted),
     ):
-        rt.simulate(cp=4).run(lambda axes: own(axes["cp"], parts, parts[0].detach(), cut, "causal")[0])
+        rt.simulate(cp=4).run(lambda axes: own(axes["cp"], parts, parts[0].detach(), cut, seen)[0])
     block_of = BATCH * HEADS * 4 * INNER
     assert sorted(x.numel() for x in kept) == sorted([*[block_of] * 4, BATCH * HEADS * 4] * 4)
-    assert sorted(calls) == sorted([(16, True)] * 4 + ([(8, False)] * 12 if zigzag else [(16, False)] * 6))
+    assert sorted(calls) == sorted(want)
 
 
 def test_nothing_is_as_large_as_the_scores() -> None:

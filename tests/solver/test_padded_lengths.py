@@ -7,6 +7,7 @@ import functools
 import re
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -17,10 +18,12 @@ from placement.graph.capture import capture
 from placement.graph.ir import Graph
 from placement.runtime.lengths import Padded as Runtime
 from placement.runtime.lengths import lengthened
+from placement.runtime.visible import visible
 from placement.solver.lengths import Padded, proven
 
 BATCH, HIDDEN, WORDS, POSITIONS = 2, 4, 6, 9
 INFINITY = float("inf")
+ATTENTION = F.scaled_dot_product_attention
 
 
 class Parts(nn.Module):
@@ -96,22 +99,9 @@ EXACT: dict[str, tuple[Expression, dict[str, float]]] = {
 REFUSED: dict[str, tuple[Expression, str]] = {
     "a mean": (lambda m, x, i, y, k: m.w(x).mean(1), "'mean' .*looks along all of it"),
     "a sum": (lambda m, x, i, y, k: m.w(x).sum(1), "'sum' .*sums over what is past its end"),
-    "all keys": (lambda m, x, i, y, k: attention(m.w(x)), "sees keys past the end of what was given: it is not causal"),
     "a mask of numbers": (
         lambda m, x, i, y, k: by_hand(x, k[:, None] == 0, torch.finfo(x.dtype).min),
         "with no mask that says -inf",
-    ),
-    "a mask of anything": (
-        lambda m, x, i, y, k: attention(x, x[:, None, :, 0] > 0),
-        "nothing says that its mask hides",
-    ),
-    "keys from a place on": (
-        lambda m, x, i, y, k: attention(m.w(x), torch.arange(x.shape[1])[None] >= 6),
-        "nothing says that its mask hides",
-    ),
-    "keys counted by halves": (
-        lambda m, x, i, y, k: attention(m.w(x), (torch.full((x.shape[1],), 0.5).cumsum(0) > 0.6)[None]),
-        "nothing says that its mask hides",
     ),
     "ended with zeros": (lambda m, x, i, y, k: F.pad(m.w(x), (0, 0, 0, 1)), "adds to its end"),
     "the length": (lambda m, x, i, y, k: m.w(x) / x.shape[1], "'div' .*computes with the length as a number"),
@@ -122,21 +112,36 @@ REFUSED: dict[str, tuple[Expression, str]] = {
     "joined twice": (lambda m, x, i, y, k: torch.cat((x, m.w(x)), 1), "'cat' .*adds to its end"),
     "places in data": (lambda m, x, i, y, k: x.gather(1, i[..., None]), "looks up places that may be past its end"),
     "words as labels": (lambda m, x, i, y, k: loss(m.words(i), i), "nothing says that they are -100"),
-    "divided by a mask": (
-        lambda m, x, i, y, k: attention(x / k[..., None], k[:, None].bool()),
-        "gives no number for what it is padded with|nothing says that its mask hides",
-    ),
     "merged": (lambda m, x, i, y, k: m.w(x).flatten(0, 1), "has it merged with another dim"),
+}
+TOLD: dict[str, tuple[Expression, dict[str, float]]] = {
+    "all keys": (lambda m, x, i, y, k: attention(m.w(x)), {}),
     "keys before queries": (
-        lambda m, x, i, y, k: F.scaled_dot_product_attention(x, x[:, :-1], x[:, :-1], is_causal=True),
-        "sees keys past the end",
+        lambda m, x, i, y, k: F.scaled_dot_product_attention(x, m.w(x)[:, :-1], x[:, :-1], is_causal=True),
+        {},
+    ),
+    "keys with a class token": (
+        lambda m, x, i, y, k: F.scaled_dot_product_attention(x, y := torch.cat((x[:, :1], m.w(x)), 1), y),
+        {},
+    ),
+    "a window both ways": (lambda m, x, i, y, k: attention(m.w(x), window(x) | window(x).mT), {}),
+    "a mask of anything": (lambda m, x, i, y, k: attention(m.w(x), x[:, None, :, 0] > 0), {}),
+    "numbers that are added": (lambda m, x, i, y, k: attention(m.w(x), x[:, None, :, 0]), {}),
+    "keys from a place on": (lambda m, x, i, y, k: attention(m.w(x), torch.arange(x.shape[1])[None] >= 4), {}),
+    "keys counted by halves": (
+        lambda m, x, i, y, k: attention(m.w(x), (torch.full((x.shape[1],), 0.5).cumsum(0) > 0.6)[None]),
+        {},
+    ),
+    "a mask, and none": (
+        lambda m, x, i, y, k: attention(attention(m.w(x)), k[:, None].bool()),
+        {"mask": 0},
     ),
 }
 
 
 class Many(Parts):
     def forward(self, x: Tensor, ids: Tensor, labels: Tensor, mask: Tensor) -> dict[str, Tensor]:
-        return {name: f(self, x, ids, labels, mask) for name, (f, _) in (EXACT | REFUSED).items()}
+        return {name: f(self, x, ids, labels, mask) for name, (f, _) in (EXACT | REFUSED | TOLD).items()}
 
 
 def drawn(length: int) -> dict[str, Tensor]:
@@ -174,11 +179,23 @@ def proof(name: str) -> Padded | str:
     return proven(dataclasses.replace(graph, outputs=outputs, nodes=tuple(nodes[::-1])), seq)
 
 
-@pytest.mark.parametrize("name", EXACT)
+def told(spare: int) -> Callable[..., Tensor]:
+    """Attention that is told how many of its keys are too many."""
+
+    def attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, is_causal: bool = False) -> Tensor:
+        seen = visible(q, k, attn_mask=mask, spare=spare, right=0 if is_causal else None)
+        return ATTENTION(q, k, v, attn_mask=seen)
+
+    return attended
+
+
+@pytest.mark.parametrize("name", [*EXACT, *TOLD])
 def test_exact(name: str) -> None:
+    expression, constants = (EXACT | TOLD)[name]
     found = proof(name)
     assert isinstance(found, Padded), found
-    assert found.inputs == EXACT[name][1]
+    assert found.inputs == constants
+    assert bool(found.told) == (name in TOLD)
     model, _ = made()
     runtime = Runtime(found.inputs, found.outputs)
     for given, inside in ((5, 8), (3, 4)):
@@ -187,7 +204,9 @@ def test_exact(name: str) -> None:
         gradients = []
         outputs = []
         for inputs in (example, longer):
-            out = EXACT[name][0](model, *inputs.values())
+            spare = inside - given if inputs is longer and name in TOLD else 0
+            with mock.patch.object(F, "scaled_dot_product_attention", told(spare) if spare else ATTENTION):
+                out = expression(model, *inputs.values())
             for dim in found.outputs.get(name, ()):
                 out = out.narrow(dim, 0, out.shape[dim] - (inside - given if inputs is longer else 0))
             gradients.append(torch.autograd.grad(out.sin().sum(), list(model.parameters()), allow_unused=True))
