@@ -92,6 +92,11 @@ def joint_strategy(node: Node, parts: tuple[Strategy, ...]) -> JointStrategy | N
         whole = parts[axes[0]].whole
         if whole and any(factor in whole for joint in operands for factor in joint.over):
             return None
+        # What goes round are blocks of all ranks: no other axis cuts what they are compared with further.
+        run = set(parts[axes[0]].operands[0].over) if parts[axes[0]].met else set[Factor]()
+        others = (part for index, part in enumerate(parts) if index not in axes)
+        if run and any(run.intersection(kind.over) for part in others for kind in part.operands):
+            return None
     for name, axes in groups.items():
         if all(other == name or other in known[name].joins for other in groups):
             return JointStrategy(parts, operands, results, axes)

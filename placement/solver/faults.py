@@ -22,6 +22,11 @@ def impossible(bound: Bound, node: Node) -> Diagnostic:
     placed = " and ".join(f"'{names[v]}'" for v, _ in spoken or pins)
     text = f"'{op_name(node.op)}' {where} has no strategy that uses {placed or 'its operands'} as placed"
     span, line = spoken[0][1].span if spoken else None, node.source or None
+    asked = [(axis.name, way) for i, axis in enumerate(bound.mesh.axes) if (way := bound.ways.get((node, i)))]
+    if len(asked) > 1:
+        how = " and ".join(f"by {way.name} on axis '{axis}'" for axis, way in asked)
+        text, hint = f"'{op_name(node.op)}' {where} cannot run {how} together", "run it in another way on one of them"
+        return Diagnostic("PLC307", text, hint=hint, model_line=line)
     if node.operands and bound.dims.signature(node) is None:
         told = notes(node)
         return Diagnostic("PLC402", f"{text}: it has no rule", span, hint=start(node), notes=told, model_line=line)

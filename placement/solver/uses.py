@@ -27,6 +27,7 @@ class Uses:
         self.bound, self.forms = bound, forms
         self.axes = range(len(bound.mesh.axes))
         self.fixed = self._derived_from_parameters()
+        self.weights = self._weights()
         self._known = [forms.known.setdefault(context, {}) for context in bound.contexts]
         self.structures: dict[tuple[Value, int], int] = {}  # of nets, by value and stage, see `builder`
         self._restrictions: dict[Value, Restriction] = {}
@@ -55,6 +56,7 @@ class Uses:
             repr(dims.signature(node)),
             node in dims.opaque,
             tuple(own and frozenset(kinds(node, own[axis])) for own in fixed),
+            tuple(value in self.weights for value in node.operands),
             tuple(own and kinds(node, own) for own in placed),
             tuple(number for factor, number in numbers.items() if factor in self._divided[axis]),
             tuple(frozenset(map(numbers.get, self.bound.contexts[axis].repeated(value))) for value in node.operands),
@@ -97,7 +99,7 @@ class Uses:
         A product with a replicated LM head could take each rank's own tokens and sum the weight's whole
         gradient afterwards. That is data parallelism: it is for data that comes divided (an ``input`` line)
         or for a product that a ``value`` line places so. A weight that only runs along the result, as a
-        norm's does, is no such product.
+        norm's does, is no such product, and a buffer, such as a mask, no weight.
         """
         found = lookup(node)
         signature = found.signature(node) if found else None
@@ -112,7 +114,7 @@ class Uses:
             return False
         kept_letters = {letter for dims in signature.results for dim in dims for letter in dim}
         return any(
-            value in self.fixed and kind == R and not {letter for dim in dims for letter in dim} <= kept_letters
+            value in self.weights and kind == R and not {letter for dim in dims for letter in dim} <= kept_letters
             for value, kind, dims in zip(node.operands, strategy.operands, signature.operands, strict=True)
         )
 
@@ -150,6 +152,14 @@ class Uses:
                     if not any(t.over for allowed in kinds for t in allowed):
                         result[node.results[0]] = kinds
         return result
+
+    def _weights(self) -> frozenset[Value]:
+        """Those of them that come of parameters, and not of buffers."""
+        found = {p.value for p in self.bound.graph.parameters if not p.is_buffer}
+        for node in self.bound.graph.nodes:
+            if node.results[:1] and node.results[0] in self.fixed and node.operands[0] in found:
+                found.add(node.results[0])
+        return frozenset(found & self.fixed.keys())
 
     @cached_property
     def _sealed(self) -> list[frozenset[Value]]:

@@ -29,7 +29,7 @@ from placement.report import explain_data, explain_text
 from placement.solver.memory import memory
 from tests.gloo import GlooPool
 from tests.memory.saved_hooks import kept_bytes
-from tests.parity import axes, models
+from tests.parity import axes, marked, models
 from tests.parity.measure import Measured
 
 Pool = Callable[[int], GlooPool]
@@ -409,6 +409,19 @@ def test_a_mask_of_pairs_goes_by_gather_but_in_no_ring() -> None:
         placement.plan(model, {"cp": 2}, spec.format("ring"), example=given)
     (fault,) = caught.value.diagnostics
     assert (fault.code, "its mask is a tensor [queries, keys]" in fault.message) == ("PLC307", True)
+
+
+@pytest.mark.parametrize("mask", ["causal", "bidirectional"])
+def test_two_ways_that_do_not_go_together(mask: str) -> None:
+    """What goes round on one axis are the blocks of all its ranks: another axis does not cut the queries further."""
+    spec = "mesh cp\nmesh cq\ninput x : [batch, seq, width], Shard(seq) @ cp, Shard(seq) @ cq\nstrategy attention : {}\n"
+    model, given = marked.Model(mask, 12), marked.inputs()
+    for ways in ("gather @ cp + ring @ cq", "ring @ cp + gather @ cq"):
+        with pytest.raises(placement.PlacementError) as caught:
+            placement.plan(model, {"cp": 2, "cq": 2}, spec.format(ways), example=given)
+        (fault,) = caught.value.diagnostics
+        assert (fault.code, "together" in fault.message, bool(fault.hint)) == ("PLC307", True, True)
+    placement.plan(model, {"cp": 2, "cq": 2}, spec.format("ring @ cp + ring @ cq"), example=given)
 
 
 class Nested(nn.Module):
