@@ -414,7 +414,8 @@ def test_a_mask_of_pairs_goes_by_gather_but_in_no_ring() -> None:
 @pytest.mark.parametrize("mask", ["causal", "bidirectional"])
 def test_two_ways_that_do_not_go_together(mask: str) -> None:
     """What goes round on one axis are the blocks of all its ranks: another axis does not cut the queries further."""
-    spec = "mesh cp\nmesh cq\ninput x : [batch, seq, width], Shard(seq) @ cp, Shard(seq) @ cq\nstrategy attention : {}\n"
+    spec = "mesh cp\nmesh cq\ninput x : [batch, seq, width], Shard(seq) @ cp, Shard(seq) @ cq\n"
+    spec += "strategy attention : {}\n"
     model, given = marked.Model(mask, 12), marked.inputs()
     for ways in ("gather @ cp + ring @ cq", "ring @ cp + gather @ cq"):
         with pytest.raises(placement.PlacementError) as caught:
