@@ -210,9 +210,9 @@ def _over_classes(node: Node) -> Iterator[Kept]:
 
 
 def _masked_lookup(node: Node) -> Iterator[Kept]:
-    """The indices; where one is padding the rows that were looked up, and which of them are elsewhere."""
+    """The indices alone."""
     _, indices = node.operands
-    yield Kept(indices) if arguments(node)["padding_idx"] < 0 else Kept(indices, indices.dtype.itemsize + 1)
+    yield Kept(indices)
 
 
 def _indices(node: Node) -> Iterator[Kept]:

@@ -41,8 +41,8 @@ def masked_embedding(
     if dim != 0:
         raise ValueError(f"rows are dim 0 of a table, not {dim}")
     check_range(indices, weight.shape[0] * axis.size if rows is None else rows, "index")
-    if outer == 1 and not segments and not zigzag and padding_idx < 0:
-        return applied(_Rows, indices, weight, axis.rank, outermost)  # pyright: ignore[reportReturnType]
+    if outer == 1 and not segments and not zigzag:
+        return applied(_Rows, indices, weight, axis.rank, padding_idx, outermost)  # pyright: ignore[reportReturnType]
     if outermost:
         given = indices.t(), weight, axis, dim, outer, segments, padding_idx, rows
         return masked_embedding(*given, zigzag=zigzag).transpose(0, 1)
@@ -58,8 +58,8 @@ class _Rows(torch.autograd.Function):
     """Rows of the block ``rank`` of a table, zeros for others. Of the forward only the indices are kept."""
 
     @staticmethod
-    def forward(ctx: Any, indices: Tensor, weight: Tensor, rank: int, outermost: bool) -> Tensor:
-        ctx.rank, ctx.rows, ctx.outermost = rank, weight.shape[0], outermost
+    def forward(ctx: Any, indices: Tensor, weight: Tensor, rank: int, padding_idx: int, outermost: bool) -> Tensor:
+        ctx.rank, ctx.rows, ctx.padding_idx, ctx.outermost = rank, weight.shape[0], padding_idx, outermost
         ctx.save_for_backward(indices)
         row, missing = within(indices.t() if outermost else indices, ctx.rows, rank)
         found = F.embedding(row, weight).masked_fill_(missing.unsqueeze(-1), 0)
@@ -71,11 +71,14 @@ class _Rows(torch.autograd.Function):
         if ctx.outermost:
             indices, grad = indices.t(), grad.transpose(0, 1)
         row, missing = within(indices, ctx.rows, ctx.rank)
+        if ctx.padding_idx >= 0:
+            missing = missing | (indices == ctx.padding_idx)
         if torch.is_grad_enabled():  # a second derivative looks rows up
             grad = grad.masked_fill(missing.unsqueeze(-1), 0)
         else:
             row = row.masked_fill(missing, -1)  # which is no row
-        return None, torch.ops.aten.embedding_dense_backward(grad, row, ctx.rows, -1, False), None, None
+        of_table = torch.ops.aten.embedding_dense_backward(grad, row, ctx.rows, -1, False)
+        return None, of_table, None, None, None
 
 
 def within(indices: Tensor, size: int, rank: int) -> tuple[Tensor, Tensor]:

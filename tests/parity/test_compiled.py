@@ -28,6 +28,7 @@ output logits : auto
 # model, spec, configuration
 CASES = {
     "dropout": ("gpt2", models.spec("gpt2"), {"n_layer": 1, "resid_pdrop": 0.3, "embd_pdrop": 0.2, "attn_pdrop": 0.1}),
+    "padding": ("bert", models.spec("bert"), {"num_hidden_layers": 1}),  # of a table whose rows are cut
     "stored": ("llama", STORED, {"num_hidden_layers": 1}),
 }
 _NAMES = {"all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce_scatter"}
