@@ -16,17 +16,23 @@ from placement.runtime.main_grads import gradient
 from placement.runtime.slices import Sliced, own_block
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from placement.runtime.program import Program
 
 
 def tensors(program: Program) -> dict[str, Tensor]:
     """All parameters and buffers by name, tied ones under each of their names."""
-    return {
-        **dict(program.named_parameters(remove_duplicate=False)),
-        **dict(program.named_buffers(remove_duplicate=False)),
-    }
+    return {**_parameters(program), **_named(program.named_buffers(remove_duplicate=False))}
+
+
+def _parameters(program: Program) -> dict[str, Tensor]:
+    return _named(program.named_parameters(remove_duplicate=False))
+
+
+def _named(found: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """By the names that they have without what torch.compile puts around a module."""
+    return {name.replace("_orig_mod.", ""): tensor for name, tensor in found}
 
 
 def full_state_dict(program: Program) -> dict[str, Tensor]:
@@ -48,7 +54,7 @@ def full_gradients(program: Program) -> dict[str, Tensor | None]:
     refuse_waiting(program)
     done: dict[int, Tensor | None] = {}
     full: dict[str, Tensor | None] = {}
-    for name, parameter in program.named_parameters(remove_duplicate=False):
+    for name, parameter in _parameters(program).items():
         if id(parameter) not in done:
             grad = gradient(parameter)
             done[id(parameter)] = None if grad is None else gathered(program, name, grad)
@@ -147,4 +153,4 @@ def _load(program: Program, names: list[str], full: Sliced) -> None:
 
 def _persistent(program: Program) -> set[str]:
     """Names that a one-device state dict has."""
-    return set(program.state_dict(keep_vars=True))
+    return set(_named(program.state_dict(keep_vars=True).items()))

@@ -150,3 +150,24 @@ def dtypes(mesh: Any, n: int) -> None:
 @in_worlds
 def test_dtypes(world: str, n: int, gloo: Pool) -> None:
     run(dtypes, world, n, gloo)
+
+
+def compiled_part(mesh: Any, n: int) -> None:
+    """What torch.compile puts around a module of the program is in no name."""
+    model, program = pair(mesh, n)
+    program(**batch()).loss.backward()
+    want = program.full_gradients()
+    for one in ranks_of(program):
+        one.mlp = torch.compile(one.mlp, backend="eager")
+    state = model.state_dict()
+    assert_same(program.full_state_dict(), state, 0)
+    found = program.full_gradients()
+    assert list(found) == list(want)
+    assert all(grad is None or torch.equal(found[name], grad) for name, grad in want.items())
+    program.load_full_state_dict({name: tensor + 1 for name, tensor in state.items()})
+    assert_same(program.full_state_dict(), {name: tensor + 1 for name, tensor in state.items()}, 0)
+
+
+@in_worlds
+def test_a_compiled_part(world: str, n: int, gloo: Pool) -> None:
+    run(compiled_part, world, n, gloo)
