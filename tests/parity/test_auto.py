@@ -78,6 +78,7 @@ def test_an_expert_knows_the_plan_of_a_70b_shape() -> None:
     """Megatron's tensor and sequence parallelism, with a vocabulary-parallel head: nobody has said so."""
     model, graph = captured("llama", 4, False)
     text = ONE.replace("mesh tp", "mesh tp = 8 over nvlink") + "limit memory 8 GB\n"
+    text += "lower ** : overlap = async\n"  # each collective is one launch
     with mock.patch.object(api, "capture", return_value=graph):
         found = api.plan(model, None, text, example=inputs())
     placed = facts(found).params
