@@ -171,7 +171,7 @@ def _attention(
     shape = scores.shape
     scores, form = followed(score_mod, scores, scale, indices)
     for more in form.seen if form is not None else ():
-        seen = more if seen is None else seen & more
+        seen = _of_tokens(more if seen is None else seen & more, query.shape[-2], key.shape[-2])
     plain = _Written(scores.to(exact).expand(shape), seen, _repeated(value, groups).to(query.dtype))
     log2 = 1.0 if kernel_options.get("BACKEND") == "FLASH" else math.log(2)
     sums = plain.scores.logsumexp(-1) / log2 if kernel_options.get("OUTPUT_LOGSUMEXP") else None

@@ -291,13 +291,11 @@ def masked_softmax(step: Step) -> list[Fact]:
 
 def attended(step: Step) -> list[Fact]:
     """Attention sees the keys up to a query's own place, or those that a mask or a mark of theirs has, or is told."""
-    queries, keys = _tokens(step)
-    if bounds(step.node)[1] is not None and (queries is None) != (keys is None):
-        raise StuckError("is causal between dims of two lengths")
+    _, keys = _tokens(step)
     if step.given["dropout_p"]:
         _check_drawn(step.fact(step.given["query"]).places)
-    if keys is None:
-        return step.follow()
+    if keys is None:  # rows that only pad
+        return step.follow(frozenset("q"))
     mask = next(iter(_truths(step)), step.given.get("attn_mask"))
     if isinstance(mask, Value) and not step.tells and told(step):
         why = "sees keys past the end of what was given: nothing says that its mask hides them"

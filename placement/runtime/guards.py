@@ -59,9 +59,11 @@ class Guard:
         self.same_blocks = same_blocks
         kinds = {parameter.kind for parameter in signature.parameters.values()}
         named = kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD}
-        told = {how.told for how in self.uneven.values() if isinstance(how, Padded)}
+        told = {how.told for how in self.uneven.values() if isinstance(how, Padded)}  # by the runtime, not by a caller
+        asked = [parameter for name, parameter in signature.parameters.items() if name not in told]
+        self._asked = signature.replace(parameters=asked)
         # None: what is given has to be sorted out.
-        self._names = frozenset(signature.parameters) - told if named else None
+        self._names = frozenset(self._asked.parameters) if named else None
         self._accepted: dict[tuple[Any, ...], Lengths] = {}  # by all that the checks look at, what they found
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Guard:
@@ -71,7 +73,7 @@ class Guard:
         """The call's arguments by name."""
         if not args and kwargs.keys() == self._names:  # nothing to sort out
             return kwargs
-        return dict(self.signature.bind(*args, **kwargs).arguments)
+        return dict(self._asked.bind(*args, **kwargs).arguments)
 
     def layout(self, name: str) -> tuple[tuple[Axis, Cut], ...]:
         """Where the input ``name`` is cut."""

@@ -115,7 +115,10 @@ class Uses:
         kept_letters = {letter for dims in signature.results for dim in dims for letter in dim}
         return any(
             value in self.weights and kind == R and not {letter for dim in dims for letter in dim} <= kept_letters
-            for value, kind, dims in zip(node.operands, strategy.operands, signature.operands, strict=True)
+            for position, (value, kind, dims) in enumerate(
+                zip(node.operands, strategy.operands, signature.operands, strict=True)
+            )
+            if not signature.linear or position in signature.linear  # a learned mask of attention is no factor
         )
 
     def _within_pin(self, value: Value, offered: list[Strategy], position: int, axis: int) -> list[Strategy]:

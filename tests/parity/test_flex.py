@@ -171,6 +171,15 @@ def _everything(_: Flex, q: Tensor, k: Tensor, v: Tensor, *__: Tensor) -> Tensor
     return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: torch.tanh(s / 1.5), enable_gqa=True)
 
 
+def _some_keys(_: Flex, q: Tensor, k: Tensor, v: Tensor, *__: Tensor) -> Tensor:
+    """Hidden by scores, and by which key it is alone."""
+
+    def some(score: Tensor, _: Tensor, __: Tensor, ___: Tensor, key: Tensor) -> Tensor:
+        return torch.where(key % 4 != 3, score, -float("inf"))
+
+    return flex_attention(q, k, v, score_mod=some, enable_gqa=True)
+
+
 READ = {
     "everything": _everything,
     "causal": _causal,
@@ -178,6 +187,7 @@ READ = {
     "padded": _padded,
     "window": _window,
     "capped": _capped,
+    "some_keys": _some_keys,
 }
 NUMBERS = {"slopes": _slopes, "table": _table}
 WRITTEN = {"capped_table": _capped_table, "squared": _squared, "capped_or": _capped_or, "sums": _sums}
@@ -264,6 +274,7 @@ def test_one_op_without_a_mask(how: str) -> None:
             "padded": (None, 0, None),
             "window": (4, 4, None),
             "capped": (8, 0, 0.5),
+            "some_keys": (None, None, None),
         }[how]
     )
     assert node.kwargs["scale"] == pytest.approx({"padded": 0.3, "everything": INNER**-0.5 / 1.5}.get(how, INNER**-0.5))

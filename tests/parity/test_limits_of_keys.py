@@ -22,7 +22,7 @@ from placement.graph.capture import capture
 from placement.graph.ir import Graph
 from tests.gloo import GlooPool
 from tests.parity import axes
-from tests.parity.marked import KV, NAMES, ORDERS, Attention, inputs
+from tests.parity.marked import KV, NAMES, ORDERS, WIDTH, Attention, inputs
 from tests.parity.measure import Measured, gradients
 
 Pool = Callable[[int], GlooPool]
@@ -136,6 +136,53 @@ def test_a_mask_that_is_a_tensor(mask: str) -> None:
     """Truths, or what is added to scores: of a sequence twice, of which a rank takes its own rows."""
     for way, order, n in (("all_to_all", "", 3), ("gather", "", 2), ("gather", ", zigzag", 3)):
         assert not problems(rt.simulate(cp=n), (way, order, mask, "multi-head"))
+
+
+class Across(nn.Module):
+    """Queries of one length and keys of another, marks of both compared or places; a loss of the tokens given."""
+
+    def __init__(self, mask: str) -> None:
+        super().__init__()
+        self.mask = mask
+        self.q, self.k, self.v = (nn.Linear(WIDTH, 12) for _ in range(3))
+
+    def forward(self, x: Tensor, y: Tensor, of_x: Tensor, of_y: Tensor) -> dict[str, Tensor]:
+        q, k, v = (one(z).unflatten(-1, (3, 4)).transpose(1, 2) for one, z in ((self.q, x), (self.k, y), (self.v, y)))
+        at, its = torch.arange(x.shape[1]), torch.arange(y.shape[1])
+        seen = of_x[:, None, :, None] == of_y[:, None, None] if self.mask == "marks" else at[:, None] + 3 >= its
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(1, 2).flatten(2)
+        return {"out": out, "loss": F.cross_entropy(out.flatten(0, 1), of_x.flatten(), reduction="sum")}
+
+
+@pytest.mark.parametrize("mask", ["marks", "places"])
+def test_two_lengths(mask: str) -> None:
+    """Rows that only pad change nothing, and of padded keys attention is told."""
+    generator = torch.Generator().manual_seed(5)
+
+    def drawn(queries: int, keys: int) -> dict[str, Tensor]:
+        x, y = (torch.randn(2, n, WIDTH, generator=generator, dtype=torch.float64) for n in (queries, keys))
+        of_x, of_y = (torch.randint(0, 3, (2, n), generator=generator) for n in (queries, keys))
+        return {"x": x.requires_grad_(), "y": y.requires_grad_(), "of_x": of_x, "of_y": of_y}
+
+    torch.manual_seed(4)
+    model, found = Across(mask).double(), Measured()
+    spec = (
+        "link quick = 10 GB/s, 1 ns\nmesh cp over quick\ninput x : [batch, seq, width]\ninput y : [batch, mem, width]\n"
+    )
+    spec += "input of_x : [batch, seq]\ninput of_y : [batch, mem]\n"
+    spec += "value q : Shard(seq) @ cp\nvalue {k,v} : Shard(mem) @ cp\n"
+    program = placement.compile(model, rt.simulate(cp=2), spec, example=drawn(24, 36))
+    for lengths in ((24, 36), (23, 36), (24, 35), (7, 5), (1, 1)):
+        axes.compared(found, model, program, drawn(*lengths))
+    assert not found.problems()
+
+
+def test_a_caller_does_not_say_how_much_is_padded() -> None:
+    _, program = compiled(rt.simulate(cp=2), ("gather", "", "everything", "multi-head"))
+    call = given(24)
+    for args, more in (((), {"seq_spare": 1}), ((*call.values(), 1), {})):
+        with pytest.raises(TypeError, match=r"unexpected keyword argument 'seq_spare'|too many positional"):
+            program(*args, **(more if args else {**call, **more}))
 
 
 def test_nothing_is_masked_where_nothing_is_padded() -> None:
