@@ -100,8 +100,8 @@ def plan(
         graph = capture(model, whole, dims)
     except PlacementError as error:
         raise PlacementError(error.diagnostics, spec.sources) from error.__cause__
-    if blocks := _blocks(whole, example):
-        graph = dataclasses.replace(graph, seen=keys_seen(graph, model, Captured.of(model, whole), blocks))
+    seen = keys_seen(graph, model, Captured.of(model, whole), _blocks(whole, example))
+    graph = dataclasses.replace(graph, seen=seen)
     refuse_names(graph, axes, spec)
     captured = time.perf_counter()
     try:

@@ -43,7 +43,6 @@ from placement.graph.gradients import differentiable, own_backwards_refused, ref
 from placement.graph.ir import Call, Graph, Input, ModuleInfo, Node, Output, Parameter, Size, Symbol, Value, substitute
 from placement.graph.lines import not_captured, raised_at, source_line
 from placement.graph.repeats import MARK, RepeatError, Repeats
-from placement.graph.seen import keys_seen
 from placement.lang.diagnostics import Diagnostic, PlacementError
 
 # Ops whose results do not depend on their operands' values, as autograd sees it.
@@ -121,7 +120,7 @@ def capture(
 
     graph, repeats = read(training=True, copies=copies)
     evaluated = modes.difference(graph, repeats.asked, lambda: read(training=False, copies=copies)[0])
-    return dataclasses.replace(graph, training_only=evaluated, seen=keys_seen(graph, model, flat))
+    return dataclasses.replace(graph, training_only=evaluated)
 
 
 @contextlib.contextmanager

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from placement.runtime.means import accumulated
-from placement.runtime.rng import dropped
+from placement.runtime.rng import Dropping, dropped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from placement.runtime.rng import Cuts, Dropping
+    from placement.runtime.rng import Cuts
 
 
 def attention(
@@ -33,29 +33,28 @@ def attention(
 ) -> Tensor:
     """``F.scaled_dot_product_attention`` with the mask ``mask_key`` dropping probabilities.
 
-    Probabilities are [batch, heads, queries, keys]; they are cut where ``query`` is; ``spare`` as for
-    ``dropped``. The fused kernels cannot be
-    given a mask, so the probabilities exist: heads · queries · keys elements. Narrow dtypes are computed in
-    float32, a row of which every key is masked gives 0, both as in torch's plain formula.
+    Probabilities are [batch, heads, queries, keys]; they are cut where ``query`` is; ``spare`` as for ``dropped``. The
+    fused kernels cannot be given such a mask, so it is ``capped_attention`` without a cap.
 
     Raises:
         ValueError: ``attn_mask`` together with ``is_causal``.
     """
     if is_causal and attn_mask is not None:
         raise ValueError("attention with both attn_mask and is_causal")
-    key, value = _repeated(query, key, value) if enable_gqa else (key, value)
-    scores = _scores(query, key, scale)
     if is_causal:
-        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-    probabilities = _softmax(scores, attn_mask)
-    return (dropped(probabilities, dropout_p, mask_key, cuts, spare) @ value.to(scores.dtype)).to(query.dtype)
+        pairs = query.shape[-2], key.shape[-2]
+        attn_mask = torch.ones(pairs, dtype=torch.bool, device=query.device).tril()
+    dropping = Dropping(dropout_p, mask_key, cuts, spare or {})
+    return capped_attention(
+        query, key, value, None, attn_mask=attn_mask, dropping=dropping, scale=scale, enable_gqa=enable_gqa
+    )
 
 
 def capped_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    softcap: float,
+    softcap: float | None,
     *,
     attn_mask: Tensor | None = None,
     dropping: Dropping | None = None,
@@ -64,31 +63,24 @@ def capped_attention(
 ) -> Tensor:
     """``F.scaled_dot_product_attention`` of scores ``s`` that become ``softcap * tanh(s / softcap)``, before the mask.
 
-    ``dropping`` drops probabilities, see ``drops``. There is no fused kernel: the scores exist, heads · queries · keys
-    elements. Narrow dtypes are computed in float32; a row of which every key is masked gives 0.
+    Without a ``softcap`` they stay as they are. ``dropping`` drops probabilities, see ``drops``. There is no fused
+    kernel: the scores exist, heads · queries · keys elements. Narrow dtypes are computed in float32; a row of which
+    every key is masked gives 0.
     """
-    key, value = _repeated(query, key, value) if enable_gqa else (key, value)
-    probabilities = _softmax(capped(_scores(query, key, scale), softcap), attn_mask)
+    dtype = accumulated(query.dtype)
+    if enable_gqa:
+        key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = (query.to(dtype) * scale) @ key.to(dtype).transpose(-2, -1)
+    probabilities = _softmax(capped(scores, softcap), attn_mask)
     if dropping is not None:
         probabilities = dropped(probabilities, dropping.p, dropping.key, dropping.cuts, dropping.spare)
-    return (probabilities @ value.to(probabilities.dtype)).to(query.dtype)
+    return (probabilities @ value.to(dtype)).to(query.dtype)
 
 
 def capped(scores: Tensor, softcap: float | None) -> Tensor:
     """Scores between -softcap and softcap, of the same order; None: as they are."""
     return scores if softcap is None else softcap * torch.tanh(scores / softcap)
-
-
-def _repeated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """The head of keys, and that of values, for each of queries."""
-    key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
-    return key, value
-
-
-def _scores(query: Tensor, key: Tensor, scale: float | None) -> Tensor:
-    dtype = accumulated(query.dtype)
-    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    return (query.to(dtype) * scale) @ key.to(dtype).transpose(-2, -1)
 
 
 def _softmax(scores: Tensor, mask: Tensor | None) -> Tensor:

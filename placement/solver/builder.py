@@ -257,7 +257,7 @@ class Builder:
             if joined is not None:
                 chosen[combo] = joined
         if not chosen:
-            raise PlacementError([impossible(self.bound, node)])
+            raise PlacementError([impossible(self.bound, node, alone=all(offered))])
         costs, work = zip(*(self.prices.op(node, s) for s in chosen.values()), strict=True)
         return Options(form, tuple(chosen), np.array(costs, dtype=np.int64).T.reshape(COMPONENTS, -1), work)
 

@@ -13,8 +13,11 @@ from placement.solver.causes import Causes
 from placement.solver.eliminate import Infeasible
 
 
-def impossible(bound: Bound, node: Node) -> Diagnostic:
-    """The diagnostic for an op without a strategy: it has no rule, or parameters are placed as it cannot use them."""
+def impossible(bound: Bound, node: Node, *, alone: bool) -> Diagnostic:
+    """The diagnostic for an op without a strategy: it has no rule, or parameters are placed as it cannot use them.
+
+    ``alone``: on each axis by itself it has one, so that ways which lines insist on do not go together.
+    """
     pins = [(v, bound.parameters[v]) for v in node.operands if v in bound.parameters]
     spoken = [(v, pin) for v, pin in pins if pin.span is not None]
     names = {p.value: p.name for p in bound.graph.parameters}
@@ -23,7 +26,7 @@ def impossible(bound: Bound, node: Node) -> Diagnostic:
     text = f"'{op_name(node.op)}' {where} has no strategy that uses {placed or 'its operands'} as placed"
     span, line = spoken[0][1].span if spoken else None, node.source or None
     asked = [(axis.name, way) for i, axis in enumerate(bound.mesh.axes) if (way := bound.ways.get((node, i)))]
-    if len(asked) > 1:
+    if alone and len(asked) > 1:
         how = " and ".join(f"by {way.name} on axis '{axis}'" for axis, way in asked)
         text, hint = f"'{op_name(node.op)}' {where} cannot run {how} together", "run it in another way on one of them"
         return Diagnostic("PLC307", text, hint=hint, model_line=line)

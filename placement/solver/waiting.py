@@ -48,7 +48,7 @@ def with_overlap(steps: Sequence[Step], bound: Bound, strategies: _Strategies, w
 
     work: picoseconds of each op forward and backward.
     """
-    said = bound.said("overlap")
+    said, waiting = bound.said("overlap"), Waiting(bound, strategies, work)
     found: list[Step] = []
     for step in steps:
         module = innermost(step.beside[0], said) if step.beside else None
@@ -56,7 +56,7 @@ def with_overlap(steps: Sequence[Step], bound: Bound, strategies: _Strategies, w
             overlap = f"chunks({CHUNKS})" if said[module] == "chunks" else said[module]
             found.append(_cut(step, bound, overlap))
         else:
-            found.append(_by_price(step, bound, Waiting(bound, strategies, work)))
+            found.append(_by_price(step, waiting))
     return found
 
 
@@ -78,11 +78,12 @@ def _cut(step: Step, bound: Bound, overlap: str) -> Step:
     return dataclasses.replace(step, overlap=overlap, rows=evaluate(shape[place.dim], bound.hints))
 
 
-def _by_price(step: Step, bound: Bound, waiting: Waiting) -> Step:
+def _by_price(step: Step, waiting: Waiting) -> Step:
     """The step cut so that least is waited for.
 
     Pieces keep what a backward of everything needs, so layers with frozen weights stay in one.
     """
+    bound = waiting.bound
     device, n = bound.mesh.device, bound.mesh.ranks(step.axes)
     trained = all(value.requires_grad for node in step.beside for value in node.operands)
     if not step.beside or n == 1 or not device.apart or not trained:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import itertools
 import operator
@@ -120,7 +121,9 @@ class Packed(nn.Module):
 def graph_of(way: str, ids: Tensor) -> Graph:
     example = {"x": torch.randn(len(ids), SEQ, 4, device=ids.device), "ids": ids}
     names = {"x": ("batch", "seq", "size"), "ids": ("batch", "seq")}
-    return capture(Packed(way).to(ids.device), example, names)
+    model = Packed(way).to(ids.device)
+    graph = capture(model, example, names)
+    return dataclasses.replace(graph, seen=keys_seen(graph, model, Example.of(model, example)))
 
 
 def marked(graph: Graph) -> int:
