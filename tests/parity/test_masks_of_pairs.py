@@ -95,9 +95,19 @@ def made(kind: str, kv: str, dropout: float = 0.0) -> nn.Module:
     return model
 
 
-def problems(mesh: object, kind: str, kv: str, order: str, dropout: float = 0.0) -> list[str]:
+def undivided(order: str = "") -> str:
+    """The spec of ``marked`` with inputs that are whole, of which lines cut what comes."""
+    spec = marked.spec("gather", order)
+    spec = spec.replace(
+        f"input x : [batch, seq, width], Shard(seq{order}) @ cp",
+        f"input x : [batch, seq, width]\nvalue attention.{{q,k,v,out}} : Shard(seq{order}) @ cp",
+    )
+    return spec.replace(f"[batch, seq], Shard(seq{order}) @ cp", "[batch, seq]")
+
+
+def problems(mesh: object, kind: str, kv: str, spec: str, dropout: float = 0.0) -> list[str]:
     model, given = made(kind, kv, dropout).double(), marked.inputs()
-    program = placement.compile(model, mesh, marked.spec("gather", order), example=given)  # pyright: ignore[reportArgumentType]
+    program = placement.compile(model, mesh, spec, example=given)  # pyright: ignore[reportArgumentType]
     assert "rt.visible(" in program.source
     assert "attn_mask=" in program.source
     found = Measured()
@@ -110,8 +120,14 @@ def problems(mesh: object, kind: str, kv: str, order: str, dropout: float = 0.0)
 def test_own_rows(kind: str) -> None:
     cases = itertools.product(marked.KV, marked.ORDERS, (2, 3, 4))
     for kv, order, n in list(cases)[list(KINDS).index(kind) :: 6]:
-        assert not problems(rt.simulate(cp=n), kind, kv, order), (kv, order, n)
-    assert not problems(rt.simulate(cp=2), kind, "grouped", ", zigzag", 0.3)
+        assert not problems(rt.simulate(cp=n), kind, kv, marked.spec("gather", order)), (kv, order, n)
+    assert not problems(rt.simulate(cp=2), kind, "grouped", marked.spec("gather", ", zigzag"), 0.3)
+
+
+@pytest.mark.parametrize("kind", ["buffer", "learned"])
+def test_own_rows_where_no_data_comes_divided(kind: str) -> None:
+    """A mask that is a buffer or a parameter is no weight whose work would be divided unasked."""
+    assert not problems(rt.simulate(cp=2), kind, "grouped", undivided())
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
@@ -139,18 +155,7 @@ def test_heads_on_another_axis() -> None:
 
 def on_gloo() -> list[str]:
     mesh = init_device_mesh("cpu", (3,), mesh_dim_names=("cp",))
-    model, given = made("table", "grouped").double(), marked.inputs()
-    spec = marked.spec("gather", ", zigzag").replace(
-        "input x : [batch, seq, width], Shard(seq, zigzag) @ cp",
-        "input x : [batch, seq, width]\nvalue attention.{q,k,v,out} : Shard(seq, zigzag) @ cp",
-    )
-    spec = spec.replace(
-        "input documents, kept : [batch, seq], Shard(seq, zigzag) @ cp", "input documents, kept : [batch, seq]"
-    )
-    program = placement.compile(model, mesh, spec, example=given)
-    found = Measured()
-    axes.compared(found, model, program, given)
-    return found.problems()
+    return problems(mesh, "table", "grouped", undivided(", zigzag"))
 
 
 @pytest.mark.gloo

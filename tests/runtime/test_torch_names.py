@@ -149,6 +149,7 @@ def _placed() -> None:
         assert torch.equal(*gradients)
         assert gradients[0].abs().sum() > 0
         assert len({(made.shape, made.stride(), made.dtype, made.placements) for made in pair}) == 1
+        assert pair[0]._spec == pair[1]._spec
         assert torch.equal(pair[0].full_tensor(), pair[1].full_tensor())
 
 
